@@ -29,6 +29,8 @@ class Routine:
     """The result, when the function only returns some of its parameters."""
     optional: set[str] = field(default_factory=set)
     """Parameters that may be None."""
+    plain: bool = False
+    """It is as the repository has it: nothing of it was evaluated."""
 
     def take(self, keys: set[str], facts: dict[str, Value]) -> None:
         """Take other parameters, too, in the order of the signature; note which may be None."""

@@ -58,6 +58,7 @@ from onboard.codegen.translate.language.program.inline import (
     inline,
     with_rest,
 )
+from onboard.codegen.translate.language.program.plain_functions import or_as_it_is
 from onboard.codegen.translate.language.program.results import (
     called,
     finish_routine,
@@ -318,7 +319,9 @@ class Translator(Program):
             raise Untranslatable(f"{node.name}, which calls itself")
         self.calling.append(node)
         try:
-            return self._called(node, source, args, frame)
+            return or_as_it_is(
+                lambda: self._called(node, source, args, frame), node, source, args, frame
+            )
         except Untranslatable:
             if (given := given_always(node, source, args, frame)) is None:
                 raise

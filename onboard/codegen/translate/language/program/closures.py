@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 from onboard.analysis.source import ModuleSource, module_source
 from onboard.codegen.translate.language.args import Args
@@ -22,6 +23,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     stores_attributes,
 )
 from onboard.codegen.translate.language.program.inline import defaults
+from onboard.codegen.translate.language.program.plain_functions import or_as_it_is
 from onboard.codegen.translate.language.statements.bindings import first_values
 from onboard.codegen.translate.language.statements.execute import RETURNS, execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
@@ -37,8 +39,10 @@ def call_closure(closure: Closure, args: Args, frame: Frame) -> Value:
         now = frame.env.values[key]
         if closure.source is frame.source and not now.equals(closure.seen[key]):
             raise Untranslatable(f"{closure.node.name}, which reads {key}, which changes")
-    itself = {closure.node.name: closure}
-    return run_inside(closure.node, closure.source, args, frame, closure.seen | itself)
+    seen = closure.seen | {closure.node.name: closure}
+    inside = partial(run_inside, closure.node, closure.source, args, frame, seen)
+    around = seen.keys() - {closure.node.name}
+    return or_as_it_is(inside, closure.node, closure.source, args, frame, around)
 
 
 def run_method(owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> Value | None:
