@@ -22,12 +22,12 @@ def wide(n):
     return [BASE ** (-k) for k in range(n)]
 
 
-def near(n: int) -> int:
+def near(n: int, start=2) -> int:
     '''Return the first divisor.'''
     def fits(m):
         return n % m == 0
 
-    for k in range(2, n):
+    for k in range(start, n):
         if fits(k):
             return k
     return n
@@ -39,7 +39,7 @@ def table(n):
         if k % near(n) == 1:
             continue
         rows[k] = wide(k + 1)[-1]
-        if len(rows) > 5:
+        if len(rows) > near(5, start=3):
             break
     return [rows.get(k, math.log2(n)) for k in range(n)]
 

@@ -128,7 +128,7 @@ class _Writer:
         self.names[node.name] = called
         copy = _Bare().visit(deepcopy(node))
         others = copy.args.vararg or copy.args.kwarg or copy.args.posonlyargs
-        if others or not copy.body or (_calls_itself(copy) and default_nodes(node)):
+        if others or not copy.body:
             raise _OtherCode
         own = set(_bound(copy)) - {node.name}
         copy.body = [_Global(self, own).visit(each) for each in copy.body]
@@ -166,7 +166,7 @@ class _Writer:
         if key in allowed_names.BUILTINS and found is getattr(builtins, key):
             return name(key)
         called = self.source.functions.get(key)
-        if not inspect.isfunction(found) or called is None or default_nodes(called):
+        if not inspect.isfunction(found) or called is None:
             raise _OtherCode
         return name(self.write(called))
 
@@ -193,14 +193,6 @@ def _check(node: ast.AST) -> None:
                 raise _OtherCode
         case ast.FunctionDef() if node.decorator_list:
             raise _OtherCode
-
-
-def _calls_itself(node: ast.FunctionDef) -> bool:
-    return any(_calls(each, node.name) for each in ast.walk(node))
-
-
-def _calls(node: ast.AST, function: str) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == function
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -237,3 +229,20 @@ class _Global(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """Look the name up, unless it is a variable."""
         return node if node.id in self.own else self.writer.named(node.id)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Give a function that is copied all that it takes: a copy has no defaults."""
+        called = self.writer.source.functions.get(ast.unparse(node.func))
+        self.generic_visit(node)
+        if called is None or ast.unparse(node.func) not in self.writer.names.values():
+            return node
+        left = [item.arg for item in called.args.args][len(node.args) :]
+        left += [item.arg for item in called.args.kwonlyargs]
+        given = {item.arg for item in node.keywords}
+        defaults = default_nodes(called)
+        if None in given or any(isinstance(item, ast.Starred) for item in node.args):
+            raise _OtherCode
+        for key in left:
+            if key not in given:
+                node.keywords.append(ast.keyword(key, self.visit(deepcopy(defaults[key]))))
+        return node
