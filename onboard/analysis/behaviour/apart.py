@@ -91,6 +91,12 @@ def check_repeats(make: Callable[[], nn.Module], tokens: int) -> None:
         model = make()
         torch.manual_seed(seed)
         found.append(model(**inputs, use_cache=False).logits)
+    if not any(bool(logits.isfinite().all()) for logits in found):
+        raise OnboardError(
+            f"{type(model).__name__} gives no finite numbers with random weights of the usual size:"
+            " it rounds them to zeros, and divides by those, say",
+            hint="Report this architecture; it cannot be compared so",
+        )
     if not (error := rmse_ratio(*found)) <= SAME:
         raise OnboardError(
             f"{type(model).__name__} draws random numbers: a text has other logits each time"

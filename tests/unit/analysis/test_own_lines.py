@@ -188,6 +188,13 @@ def test_a_model_that_draws_random_numbers_is_refused(drawn: bool, own: Any) -> 
         check_repeats(lambda: model, 200)
 
 
+def test_a_model_that_gives_no_numbers_is_told_as_such(own: Any) -> None:
+    body = "x = x / (x - x)"
+    model = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", body)).Model()
+    with pytest.raises(OnboardError, match="gives no finite numbers"):
+        check_repeats(lambda: model, 200)
+
+
 def test_a_line_of_a_longer_module_has_no_blank_line_before_it() -> None:
     source = module_source("onboard.hf.quiet")
     lines = source.text.splitlines()
