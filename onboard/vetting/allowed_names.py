@@ -78,14 +78,14 @@ _NN = """
     init.normal_ init.ones_ init.trunc_normal_ init.uniform_ init.xavier_uniform_ init.zeros_
     LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax MaxPool1d Mish Module ModuleDict ModuleList
     MultiheadAttention Parameter ParameterDict ParameterList PReLU ReLU ReLU6 RMSNorm SELU Sequential Sigmoid SiLU
-    Softmax Softplus Softsign Tanh TransformerEncoder TransformerEncoderLayer Unflatten Unfold
+    Softmax Softplus Softsign Tanh Threshold TransformerEncoder TransformerEncoderLayer Unflatten Unfold
     ZeroPad2d
 """
 _FUNCTIONAL = """
     avg_pool1d conv1d conv2d cosine_similarity dropout elu embedding fold gelu glu group_norm
     hardsigmoid hardswish layer_norm leaky_relu linear log_softmax logsigmoid max_pool1d mish
     normalize one_hot pad prelu relu relu6 rms_norm scaled_dot_product_attention selu sigmoid
-    silu softmax softplus softsign tanh unfold
+    silu softmax softplus softsign tanh threshold unfold
 """
 FROM_IMPORTS["torch.nn"] = re.compile("|".join(name for name in _NN.split() if "." not in name))
 _MATH = "ceil cos e exp floor gcd inf isfinite log log10 log1p log2 nan pi pow prod sin sqrt tanh"

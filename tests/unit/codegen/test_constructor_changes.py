@@ -80,3 +80,56 @@ def test_one_that_others_read_may_not(translate: Translate) -> None:
     text = text.replace("self.norm =", "self.config = config\n        self.norm =")
     with pytest.raises(Untranslatable, match="an assignment to config.wide"):
         translate(text, {"size": 4, "wide": None}, specialised=True)
+
+
+CHOSEN = """
+from transformers.activations import ACT2FN
+
+
+class Cut(nn.Module):
+    def __init__(self, least):
+        super().__init__()
+        self.least = least
+
+    def forward(self, x):
+        return nn.functional.threshold(x, self.least, 0)
+
+
+class Inner(nn.Module):
+    def __init__(self, size, kind, least=None):
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+        if kind == "cut":
+            self.act = Cut(least)
+        else:
+            self.act = ACT2FN[kind]
+
+    def forward(self, x):
+        return self.act(self.layer(x))
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.part = Inner(config.size, config.kind, config.least)
+
+    def forward(self, x):
+        return self.part(x)
+"""
+
+
+@pytest.mark.parametrize("kind", ["cut", "silu"])
+def test_a_module_or_an_entry_of_a_table_is_what_the_config_says(
+    translate: Translate, kind: str
+) -> None:
+    sizes = {"size": 4, "kind": kind, "least": 0.2}
+    state, _, _ = translate(CHOSEN, sizes, specialised=True)
+    states = state.translator.states
+    assert ("Cut" in {cls.__name__ for cls in states}) == (kind == "cut")
+    parts = [each for cls, each in states.items() if cls.__name__ in ("Cut", "Inner")]
+    text = "\n\n\n".join(map(_written, sorted([*parts, state], key=lambda x: x.cls.__name__)))
+    ours = _made(f"from transformers.activations import ACT2FN\n{text}", sizes)
+    theirs = _made(CHOSEN, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 4)
+    assert torch.equal(ours(x), theirs(x))

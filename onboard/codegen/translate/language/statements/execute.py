@@ -17,7 +17,11 @@ from onboard.codegen.translate.language.statements.assignments.assign import Wid
 from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
-from onboard.codegen.translate.language.statements.joins import joined_env, note_conditional
+from onboard.codegen.translate.language.statements.joins import (
+    joined_env,
+    note_conditional,
+    side_taken,
+)
 from onboard.codegen.translate.language.statements.not_numbers import chosen_instead, chosen_items
 from onboard.codegen.translate.language.statements.one_token import only_masks
 from onboard.codegen.translate.language.statements.regrowth import (
@@ -222,6 +226,8 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     if any(failed):
         return _fold(node, test, sides, frame)
     (body, body_env, body_end), (orelse, else_env, else_end) = sides
+    if test.is_static and (taken := side_taken(body_env, else_env, frame)) is not None:
+        return _take_guarded(test, sides, taken, frame)
     may_grow = not test.is_static and not node.orelse and body_end == GOES_ON
     if may_grow and (known := without_regrowth(frame.env, body_env, body, frame)) is not None:
         frame.env = frame.env if _made_anew(node, frame) else known
@@ -311,6 +317,10 @@ def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | No
         raise Untranslatable(f"{'; '.join(reasons)}, under {error}") from error
     if isinstance(sides[index], Untranslatable):
         raise sides[index]
+    return _take_guarded(test, sides, index, frame)
+
+
+def _take_guarded(test: Value, sides: list[Any], index: int, frame: Frame) -> str | None:
     expr = test.code()
     frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
     return _take(sides[index], frame)

@@ -44,6 +44,28 @@ def joined_env(one_side: Branch, other_side: Branch, frame: Frame) -> Env:
     return joined
 
 
+def side_taken(one: Env, other: Env, frame: Frame) -> int | None:
+    """Return which side of a condition the small model's modules have taken, 0 or 1, where a
+    constructor of repositories' code has a module of a class of theirs after one, and after the other
+    an entry of a table, say, of which nothing is known; None for other conditions.
+    """
+    if frame.kind != "init" or not frame.translator.specialised or frame.cls is None:
+        return None
+    modules = frame.translator.modules_of(frame.cls.cls)
+    for key in one.values.keys() & other.values.keys():
+        pair = [one.values[key], other.values[key]]
+        made = [index for index, value in enumerate(pair) if isinstance(value, Instance)]
+        module, entry = (pair[made[0]], pair[1 - made[0]]) if len(made) == 1 else (None, None)
+        if not isinstance(module, Instance) or type(entry) is not Code:
+            continue
+        if not any(map(frame.translator.translates, module.classes)):
+            continue
+        kept = {type(getattr(each, key.removeprefix("self."), None)) for each in modules}
+        if len(kept) == 1:
+            return made[0] if kept <= {*module.classes} else 1 - made[0]
+    return None
+
+
 def note_conditional(one: Env, other: Env, frame: Frame) -> None:
     """Note attributes of `self` that exist after one side of a condition only."""
     if frame.cls is not None and frame.kind == "init":
