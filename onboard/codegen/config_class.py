@@ -14,13 +14,11 @@ from onboard.analysis.source import class_node, find_method, module_source
 from onboard.codegen.config_checks import leaves_something
 from onboard.codegen.config_constructors import constructor_of, without_positional
 from onboard.codegen.config_helpers import body_with, written_out
-from onboard.codegen.config_parts import is_part, parts_made
+from onboard.codegen.config_parts import OF_ATTENTION, is_part, parts_made, unread_fields
 from onboard.errors import OnboardError
 from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
 from onboard.plain_config import OldFields
 
-_OF_ATTENTION = "_attn_implementation"
-"""The field, and how private ones beside it begin, that says which attention transformers takes."""
 _FUNCTIONS = {
     "len",
     "int",
@@ -167,7 +165,7 @@ class _Writer:
 
     def __init__(self, config_class: type[PretrainedConfig]) -> None:
         self.config_class = config_class
-        self.unread = _unread_fields(config_class)
+        self.unread = unread_fields(config_class)
         self.taken: set[str] = set()
         self.bound: set[str] = set()
 
@@ -214,7 +212,7 @@ class _Writer:
             for node in class_node(self.config_class).body
             if isinstance(node, ast.FunctionDef)
             and [ast.unparse(item) for item in node.decorator_list] == ["property"]
-            and node.name != _OF_ATTENTION
+            and node.name != OF_ATTENTION
         ]
         return [text for node in found if (text := self._property(node)) is not None]
 
@@ -394,38 +392,6 @@ class _Writer:
         return _refusal(
             self.config_class, f"line {getattr(node, 'lineno', 0)}: {ast.unparse(node)[:60]!r}"
         )
-
-
-def _unread_fields(config_class: type) -> set[str]:
-    """Return the private fields, as `self._field`, that a class sets and does not read, or that say
-    which attention transformers takes: they tell transformers something, as the model type does.
-    Tables of names are for the model, as are arguments under their own names.
-    """
-    fields = [
-        node
-        for node in ast.walk(class_node(config_class))
-        if isinstance(node, ast.Attribute)
-        and node.attr.startswith("_")
-        and ast.unparse(node.value) == "self"
-    ]
-    read = {node.attr for node in fields if isinstance(node.ctx, ast.Load)}
-    read |= {
-        target.attr
-        for node in ast.walk(class_node(config_class))
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Attribute) and _is_for_the_model(target.attr, node.value)
-    }
-    told = {node.attr for node in fields if f"{node.attr}_".startswith(f"{_OF_ATTENTION}_")}
-    unread = {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
-    return unread | {"self.model_type"}
-
-
-def _is_for_the_model(field: str, value: ast.expr) -> bool:
-    """Whether it is a table of constants, or the argument of the field's name."""
-    parts = ast.iter_child_nodes(value)
-    table = isinstance(value, ast.Dict) and all(isinstance(each, ast.Constant) for each in parts)
-    return table or (isinstance(value, ast.Name) and value.id == field)
 
 
 def _names_set(statements: list[ast.stmt]) -> set[str]:

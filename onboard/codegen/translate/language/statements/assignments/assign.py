@@ -207,8 +207,8 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
             raise Widened(target.value.id)
         frame.bind(target.value.id, Code(owner.code()), origin)
         owner = frame.env.values[target.value.id]
-    if (whole := _with_item(target, key, value, frame)) is not None:
-        frame.emit(ast.Assign([_as_target(target.value)], whole), origin)
+    if (changed := _with_item(target, key, value, frame)) is not None:
+        frame.emit(ast.Assign([_as_target(target.value)], changed), origin)
         return
     index = index_code(target.slice, frame)
     frame.emit(ast.Assign([ast.Subscript(owner.code(), index, ast.Store())], value.code()), origin)
