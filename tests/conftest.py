@@ -32,6 +32,9 @@ DRAWN = {
 generated files.
 """
 
+TESTED_ELSEWHERE = {"test_several_ranks"}
+"""Tests of the suite that files of a lot leave to another one: `test_sixty_types`, of all models."""
+
 
 def pytest_report_header() -> str:
     """Say how a run is repeated."""
@@ -66,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for lot in DRAWN
     }
     for item, (lot, model) in lots.items():
-        if model not in drawn[lot]:
+        if model not in drawn[lot] or getattr(item, "originalname", "") in TESTED_ELSEWHERE:
             item.add_marker(pytest.mark.exhaustive)
 
 
