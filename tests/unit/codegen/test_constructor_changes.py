@@ -133,3 +133,21 @@ def test_a_module_or_an_entry_of_a_table_is_what_the_config_says(
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 4)
     assert torch.equal(ours(x), theirs(x))
+
+
+def test_a_softmax_that_is_made_where_it_is_called_is_the_function(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layer = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        return nn.Softmax(dim=-1)(self.layer(x))
+"""
+    state, _, forward = translate(text, {"size": 4}, specialised=True)
+    assert "nn.Softmax" not in forward
+    ours, theirs = _made(_written(state), {"size": 4}), _made(text, {"size": 4})
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 4)
+    assert torch.equal(ours(x), theirs(x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -117,7 +118,15 @@ def _takes(cls: type, attr: str, args: Args) -> bool:
 
 
 def call_torch_module(module: Instance, args: Args) -> Value:
-    """Return the result of calling a module of PyTorch's own."""
+    """Return the result of calling a module of PyTorch's own; of a softmax that is made where it is
+    called, that of the function.
+    """
+    match module.expr, args.positional:
+        case ast.Call(func=made, args=[], keywords=[ast.keyword(arg="dim", value=dim)]), [x] if (
+            module.classes == (nn.Softmax,)
+        ):
+            over = replace(args, positional=[x, Code(dim)])
+            return plain_call(ast.parse("nn.functional.softmax", mode="eval").body, over)
     result = plain_call(module.expr, args)
     is_embedding = all(issubclass(cls, nn.Embedding) for cls in module.classes)
     return looked_up(result, args) if is_embedding else result
