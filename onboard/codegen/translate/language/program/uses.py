@@ -122,7 +122,7 @@ def call_torch_module(module: Instance, args: Args) -> Value:
     called, that of the function.
     """
     match module.expr, args.positional:
-        case ast.Call(func=made, args=[], keywords=[ast.keyword(arg="dim", value=dim)]), [x] if (
+        case ast.Call(args=[], keywords=[ast.keyword(arg="dim", value=dim)]), [x] if (
             module.classes == (nn.Softmax,)
         ):
             over = replace(args, positional=[x, Code(dim)])
