@@ -100,7 +100,7 @@ def _around(node: fx.Node, order: dict[fx.Node, int], content: set[fx.Node]) -> 
         if mixed is not None and pair is not None and len(ours) == 1:
             value = mixed[1] if mixed[0] is ours[0] else mixed[0]
             result = _through_which_all_goes(each, below, order)
-            return result and Candidate(*pair, value, scores, result)
+            return None if result is None else Candidate(*pair, value, scores, result)
     return None
 
 

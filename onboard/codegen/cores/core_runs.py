@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from onboard.codegen.cores.candidates import is_move
 from onboard.codegen.cores.double_runs import DoubleRuns, inputs_of
-from onboard.codegen.cores.head_axes import Axes, canonical_form, placed
+from onboard.codegen.cores.head_axes import Axes, canonical_form, kinds_of, placed
 from onboard.codegen.cores.reach import Outcomes
 from onboard.codegen.cores.value_paths import reached, value_inputs
 from onboard.graph.fx import ancestors
@@ -19,7 +19,8 @@ Dims = tuple[int, int]
 """Batch and length."""
 Samples = Callable[[int, int], Sequence[Any] | None]
 """Inputs of a forward for a batch and a length; None where there are none so long."""
-_FEW = 20
+SHORT: tuple[Dims, Dims] = ((2, 11), (3, 7))
+"""Sizes of the first samples."""
 
 
 class NotAttentionError(Exception):
@@ -71,7 +72,7 @@ class Core:
         around = ancestors(self.entering)
         self.around = [node for node in self.gm.graph.nodes if node in around]
         self._entered: dict[Dims, dict[fx.Node, Any]] = {}
-        self._last: dict[fx.Node, Any] = {}
+        self._short: dict[Dims, dict[fx.Node, Any]] = {}
 
     def check_dependence(self) -> None:
         """Raise where something that enters depends on the tokens, or is written in place."""
@@ -93,19 +94,34 @@ class Core:
     def entered(self, dims: Dims) -> dict[fx.Node, Any]:
         """Return what enters for a batch and a length."""
         if dims not in self._entered:
-            inputs = self.samples(*dims)
-            if inputs is None:
-                raise NotAttentionError(f"there are no texts of {dims[1]} tokens")
-            given = inputs_of(self.gm, inputs)
-            values = self._run(self.around, given, None)
+            values = self._run(self.around, self._inputs(dims), None)
             self._entered[dims] = {node: values[node] for node in self.entering}
-            if dims[1] < _FEW:
-                self._last = values
+            if dims in SHORT:
+                self._short[dims] = values
         return dict(self._entered[dims])
 
+    def _inputs(self, dims: Dims) -> dict[fx.Node, Any]:
+        inputs = self.samples(*dims)
+        if inputs is None:
+            raise NotAttentionError(f"there are no texts of {dims[1]} tokens")
+        return inputs_of(self.gm, inputs)
+
     def value_of(self, node: fx.Node) -> Any:
-        """Return what a node around the core has in a short sample."""
-        return self._last[node]
+        """Return what a node around the core has in the first sample."""
+        return self._values(SHORT[0]).get(node)
+
+    def _values(self, dims: Dims) -> dict[fx.Node, Any]:
+        self.entered(dims)
+        return self._short[dims]
+
+    def scalars(self, node: fx.Node) -> list[tuple[fx.Node, int | float]]:
+        """Return the nodes that give a number to `node`, the same for all texts, and the numbers."""
+        first, second = (self._values(dims) for dims in SHORT)
+        return [
+            (each, first[each])
+            for each in node.all_input_nodes
+            if type(first.get(each)) in (int, float) and first[each] == second[each]
+        ]
 
     def __call__(
         self, dims: Dims, axes: CutAxes, query: Tensor, key: Tensor, value: Tensor
@@ -130,6 +146,13 @@ class Core:
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise NotAttentionError(f"it does not run on other operands ({first})") from error
+
+    def plain_axes(self, node: fx.Node) -> dict[str, int]:
+        """Return which axes of an input are the batch, B, and positions, T, if any."""
+        values = [self._inputs(dims).get(node) for dims in SHORT]
+        shapes = [each.shape for each in values if isinstance(each, Tensor)]
+        kinds = kinds_of(shapes, SHORT[: len(shapes)]) or ()
+        return {letter: index for index, (letter, times) in enumerate(kinds) if times == 1}
 
     def is_given(self, node: fx.Node) -> bool:
         """Whether a node around the core compares inputs that hold one number each, as a mask of ones

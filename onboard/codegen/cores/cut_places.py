@@ -37,18 +37,20 @@ def cuts(
         if not usable:
             raise NotAttentionError(f"its {name} have no axes of batch and positions")
     usable_at = [*operands, results]
-    places = [(*nodes, layout) for layout in _LYING for nodes in product(*operands, results)]
-    for *nodes, layout in sorted(places, key=lambda place: _cost(place, usable_at, values)):
+    places = [(nodes, layout) for layout in _LYING for nodes in product(*operands, results)]
+    for nodes, layout in sorted(places, key=lambda place: _cost(place, usable_at, values)):
         cut = Cut(*nodes)
         if len({*cut.operands}) == 3 and next(axes_of(cut, values, dims), None) is not None:
             yield cut, layout
 
 
 def _cost(
-    place: tuple[Any, ...], usable: list[dict[fx.Node, tuple[Kind, ...]]], values: Values
+    place: tuple[tuple[fx.Node, ...], str],
+    usable: list[dict[fx.Node, tuple[Kind, ...]]],
+    values: Values,
 ) -> tuple[int, int, int]:
     """Return what to have little of: numbers in operands, moves, and steps of the code left out."""
-    *nodes, layout = place
+    nodes, layout = place
     numbers = sum(values[0][node].numel() for node in nodes[:3])
     moves = sum(_moves(kinds[node], layout) for node, kinds in zip(nodes, usable, strict=True))
     depth = sum([*kinds].index(node) for node, kinds in zip(nodes[:3], usable, strict=False))

@@ -11,28 +11,73 @@ from typing import Any
 import torch
 from torch import fx
 
-from onboard.codegen.cores.core_runs import Cut, CutAxes
+from onboard.codegen.cores.core_runs import Core, CutAxes, NotAttentionError
 from onboard.codegen.cores.head_axes import Axes
+from onboard.codegen.cores.op_settings import Written, put
 
 _ORDER = {"bsnd": "BTHD", "bnsd": "BHTD"}
 
 
-def emit(
-    gm: fx.GraphModule, cut: Cut, axes: CutAxes, settings: dict[str, Any], layout: str
-) -> fx.Node:
-    """Put attention in the place of a cut's result; return the node of the op."""
-    graph = gm.graph
+def emit(core: Core, axes: CutAxes, settings: dict[str, Written], layout: str) -> fx.Node:
+    """Put attention in the place of a core; return the node of the op.
+
+    Raises `NotAttentionError` where no tensor's size says how to take merged axes apart.
+    """
+    graph, cut = core.gm.graph, core.cut
+    of_operands = (axes.query, axes.key, axes.value)
+    sizes = _Sizes(core, of_operands)
+    sizes.check((*of_operands, axes.result))
     with graph.inserting_before(cut.result):
-        given = [
-            _brought(graph, node, each, _ORDER[layout])
-            for node, each in zip(cut.operands, (axes.query, axes.key, axes.value), strict=True)
-        ]
-        keywords = {"is_causal": True, **settings, "layout": layout}
+        order = _ORDER[layout]
+        key, value, query = (
+            _brought(graph, node, each, order, sizes)
+            for node, each in zip(
+                (cut.key, cut.value, cut.query), (axes.key, axes.value, axes.query), strict=True
+            )
+        )
+        keywords = {name: put(graph, each) for name, each in settings.items()}
         op = torch.ops.onboard.torch_attention
-        attention = graph.call_function(op, tuple(given), keywords)
-        result = _taken_back(graph, attention, axes.result, _ORDER[layout])
+        attention = graph.call_function(
+            op, (query, key, value), {"is_causal": True, **keywords, "layout": layout}
+        )
+        result = _taken_back(graph, attention, axes.result, order, sizes)
     cut.result.replace_all_uses_with(result)
     return attention
+
+
+class _Sizes:
+    """Which tensor's axis has the size of a letter: what is written may not depend on the sizes of
+    one model.
+    """
+
+    def __init__(self, core: Core, of_operands: tuple[Axes, Axes, Axes]) -> None:
+        self._graph = core.gm.graph
+        self._places: dict[str, tuple[fx.Node, int]] = {}
+        for node, axes in zip(core.cut.operands, of_operands, strict=True):
+            for index, role in enumerate(_joined(axes)):
+                letter = "K" if role == ["H"] and axes is not of_operands[0] else "".join(role)
+                self._places.setdefault(letter, (node, index))
+        for node in core.gm.graph.nodes:
+            if node.op == "placeholder" and node in core.content:
+                for letter, index in core.plain_axes(node).items():
+                    self._places.setdefault(letter, (node, index))
+
+    def check(self, all_axes: tuple[Axes, ...]) -> None:
+        """Raise where a size would be needed that no tensor has."""
+        for axes in all_axes:
+            roles = _joined(axes)
+            apart = [each for role in roles if len(role) > 1 for each in role]
+            split = "K" in itertools.chain(*roles)
+            for letter in {*apart, *("K" if split else "")} - {"H", "G"}:
+                if letter not in self._places:
+                    raise NotAttentionError(f"no tensor has an axis of size {letter} alone")
+
+    def apart(self, letters: Sequence[str]) -> tuple[Any, ...]:
+        """Return the sizes that an axis is taken apart into; heads are what remains."""
+        return tuple(-1 if each in ("H", "G") else self._size(each) for each in letters)
+
+    def _size(self, letter: str) -> fx.Node:
+        return self._graph.call_method("size", self._places[letter])
 
 
 def _joined(axes: Axes) -> list[list[str]]:
@@ -57,14 +102,13 @@ def _joined(axes: Axes) -> list[list[str]]:
     return roles
 
 
-def _brought(graph: fx.Graph, node: fx.Node, axes: Axes, order: str) -> fx.Node:
-    roles, sizes = _joined(axes), axes.sizes(-1, -1)
+def _brought(graph: fx.Graph, node: fx.Node, axes: Axes, order: str, sizes: _Sizes) -> fx.Node:
+    roles = _joined(axes)
     for index in reversed(range(len(roles))):
         if roles[index] == ["1"]:
             node = graph.call_method("squeeze", (node, index))
         elif len(roles[index]) > 1:
-            apart = tuple(sizes[each] for each in roles[index])
-            node = graph.call_method("unflatten", (node, index, apart))
+            node = graph.call_method("unflatten", (node, index, sizes.apart(roles[index])))
     letters = [each for role in roles for each in role if each != "1"]
     heads = "KG" if "K" in letters else "H" if "H" in letters else ""
     wanted = list(order.replace("H", heads))
@@ -75,13 +119,13 @@ def _brought(graph: fx.Graph, node: fx.Node, axes: Axes, order: str) -> fx.Node:
     return node if heads else graph.call_method("unsqueeze", (node, order.index("H")))
 
 
-def _taken_back(graph: fx.Graph, node: fx.Node, axes: Axes, order: str) -> fx.Node:
-    roles, sizes = _joined(axes), axes.sizes(-1, -1)
+def _taken_back(graph: fx.Graph, node: fx.Node, axes: Axes, order: str, sizes: _Sizes) -> fx.Node:
+    roles = _joined(axes)
     letters = [each for role in roles for each in role if each != "1"]
     lying = list(order)
     if "K" in letters:
         head = order.index("H")
-        node = graph.call_method("unflatten", (node, head, (sizes["K"], sizes["G"])))
+        node = graph.call_method("unflatten", (node, head, sizes.apart("KG")))
         lying[head : head + 1] = ["K", "G"]
     elif "H" not in letters:
         node = graph.call_method("squeeze", (node, order.index("H")))

@@ -93,7 +93,7 @@ def readings(kinds: Sequence[Kind]) -> Iterator[Axes]:
 
 
 def _head_letters(count: int) -> tuple[str, ...]:
-    return {0: ("",), 1: ("H",), 2: ("KG", "GK")}[count]  # type: ignore[return-value]
+    return {0: ("",), 1: ("H",), 2: ("KG", "GK")}[count]
 
 
 def _axes(kinds: Sequence[Kind], letters: Mapping[int, str], order: int) -> Axes:

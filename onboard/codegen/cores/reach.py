@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ _BOUNDING = frozenset(
     ("clamp", "clip", "clamp_min", "clamp_max", "minimum", "maximum", "max", "min", "hardtanh")
     + ("threshold", "nan_to_num", "sym_max", "sym_min", "relu", "where")
 )
-_OF_POSITIONS = (
+OF_POSITIONS = (
     _COMPARING
     | _BOUNDING
     | frozenset(
@@ -44,7 +44,7 @@ _OF_POSITIONS = (
             "getitem",
             "arange",
         )
-        + ("narrow", "topk", "bucketize", "cat", "sub", "rsub", "roll")
+        + ("narrow", "topk", "bucketize", "cat", "sub", "rsub", "roll", "add")
     )
 )
 
@@ -63,8 +63,12 @@ def _open(value: Any) -> Any:
     return {key: _open(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
+Scalars = Callable[[fx.Node], Iterable[tuple[fx.Node, int | float]]]
+"""Says which nodes give numbers to a node, the same for all texts, and which."""
+
+
 def lengths_to_reach(
-    gm: fx.GraphModule, nodes: Iterable[fx.Node], of_scores: Container[fx.Node]
+    gm: fx.GraphModule, nodes: Iterable[fx.Node], of_scores: Container[fx.Node], scalars: Scalars
 ) -> set[int]:
     """Return the lengths at which constants of `nodes` may change something: those longer than
     `LONGEST` only where they can be about positions, which bounds of scores are not.
@@ -76,14 +80,15 @@ def lengths_to_reach(
             whole = table is not None and not table.is_floating_point()
             found.update(table.shape if table is not None and (whole or table.dim() > 1) else ())
         elif name_of(node) not in _SHAPING:
-            found.update(_whole_numbers(node, node in of_scores))
+            given = [*numbers_of(node), *(value for _, value in scalars(node))]
+            found.update(_lengths(node, given, node in of_scores))
     return found
 
 
-def _whole_numbers(node: fx.Node, of_scores: bool) -> set[int]:
-    whole = {abs(int(each)) for each in numbers_of(node) if abs(each) < _ENDLESS and each % 1 == 0}
+def _lengths(node: fx.Node, given: list[int | float], of_scores: bool) -> set[int]:
+    whole = {abs(int(each)) for each in given if abs(each) < _ENDLESS and each % 1 == 0}
     name = name_of(node)
-    is_place = name in _OF_POSITIONS and not (of_scores and name in _COMPARING | _BOUNDING)
+    is_place = name in OF_POSITIONS and not (of_scores and name in _COMPARING | _BOUNDING)
     return {each for each in whole if each <= LONGEST or is_place}
 
 
@@ -92,14 +97,14 @@ def score_bounds(nodes: Iterable[fx.Node], values: dict[fx.Node, Any]) -> Iterat
     for node in nodes:
         if name_of(node) in _COMPARING | _BOUNDING:
             given = [values.get(each) for each in node.all_input_nodes]
-            numbers = [
-                *numbers_of(node),
-                *(each for each in given if isinstance(each, float | int)),
-            ]
-            numbers += [
-                float(each) for each in given if isinstance(each, torch.Tensor) and each.dim() == 0
-            ]
-            yield from (abs(float(each)) for each in numbers if abs(each) < INFINITE)
+            known = [each for each in given if type(each) in (int, float) or _is_number(each)]
+            for each in (*numbers_of(node), *known):
+                if each is not None and abs(each) < INFINITE:
+                    yield abs(float(each))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
 class Outcomes:
@@ -122,12 +127,13 @@ class Outcomes:
             self._add(node, value if isinstance(value, torch.Tensor) else torch.tensor(value))
             return
         before = given[0] if given else None
-        tensors = isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor)
-        if tensors and value.shape == before.shape:
-            self._add(node, value != before)
+        if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor):
+            self._add(node, value != before if value.shape == before.shape else None)
 
-    def _add(self, node: fx.Node, outcome: torch.Tensor) -> None:
-        self._seen.setdefault(node, set()).update(outcome.unique().tolist())
+    def _add(self, node: fx.Node, outcome: torch.Tensor | None) -> None:
+        if outcome is not None:
+            known = {bool(outcome.any()), bool(outcome.all())}
+            self._seen.setdefault(node, set()).update(known)
 
     def undecided(self) -> list[fx.Node]:
         """Return those that have come out in one way alone."""

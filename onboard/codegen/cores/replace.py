@@ -15,7 +15,15 @@ from torch import fx
 
 from onboard.codegen.cores import proof
 from onboard.codegen.cores.candidates import Candidate, candidates
-from onboard.codegen.cores.core_runs import Core, Cut, CutAxes, Dims, NotAttentionError, Samples
+from onboard.codegen.cores.core_runs import (
+    SHORT,
+    Core,
+    Cut,
+    CutAxes,
+    Dims,
+    NotAttentionError,
+    Samples,
+)
 from onboard.codegen.cores.cut_places import Values, axes_of, cuts
 from onboard.codegen.cores.double_runs import DoubleRuns, inputs_of
 from onboard.codegen.cores.emission import emit
@@ -25,8 +33,7 @@ from onboard.codegen.cores.op_settings import Number, scale_of, settings_of, wit
 from onboard.codegen.cores.reach import LONGEST, lengths_to_reach, score_bounds
 from onboard.codegen.cores.value_paths import content
 
-_SHORT: tuple[Dims, Dims] = ((2, 11), (3, 7))
-_SHORTEST: tuple[Dims, ...] = ((1, 1), (2, 2))
+_LEAST: tuple[Dims, ...] = ((1, 1), (2, 2))
 _LEAST_LONG = 24
 
 
@@ -81,7 +88,7 @@ def replace_attention(
 
 def _short_values(gm: fx.GraphModule, runs: DoubleRuns, samples: Samples) -> Values:
     values = []
-    for dims in _SHORT:
+    for dims in SHORT:
         inputs = samples(*dims)
         if inputs is None:
             return []
@@ -90,32 +97,34 @@ def _short_values(gm: fx.GraphModule, runs: DoubleRuns, samples: Samples) -> Val
 
 
 def _content(gm: fx.GraphModule, values: Values) -> set[fx.Node]:
-    batches = [batch for batch, _ in _SHORT]
+    batches = [batch for batch, _ in SHORT]
     return content(gm, list(zip(batches, values, strict=True))) if values else set()
 
 
 def _place(candidate: Candidate, tokens: set[fx.Node], values: Values) -> tuple[Cut, str]:
-    for place in cuts(candidate, tokens, values, _SHORT):
+    for place in cuts(candidate, tokens, values, SHORT):
         return place
     raise NotAttentionError("the axes of its operands do not fit together")
 
 
 def _replaced(core: Core, layout: str, values: Values, beyond: Collection[int]) -> CoreFinding:
     core.check_dependence()
-    dims = [*_SHORT, *_SHORTEST, (1, _longest(core, values, beyond))]
+    dims = [*SHORT, *_LEAST, (1, _longest(core, values, beyond))]
     axes, meaning, scale = _learned(core, values, dims)
     undecided = [node.name for node in core.outcomes.undecided() if not core.is_given(node)]
     if undecided:
         raise NotAttentionError(f"nothing that was tried decides {', '.join(undecided)}")
-    settings = settings_of(core, meaning, scale)
-    place = emit(core.gm, core.cut, axes, settings, layout).name
+    settings = settings_of(core, axes.query, meaning, scale, beyond)
+    node = emit(core, axes, settings, layout)
     core.gm.graph.eliminate_dead_code()
-    return CoreFinding(place, settings | {"layout": layout})
+    return CoreFinding(node.name, dict(node.kwargs))
 
 
 def _longest(core: Core, values: Values, beyond: Collection[int]) -> int:
     """Return a length beyond all numbers about positions, or the longest that there is."""
-    wanted = lengths_to_reach(core.gm, [*core.inside, *core.around], {*core.inside}) | set(beyond)
+    wanted = lengths_to_reach(
+        core.gm, [*core.inside, *core.around], {*core.inside}, core.scalars
+    ) | set(beyond)
     most = max(wanted, default=0)
     if most > LONGEST:
         raise NotAttentionError(f"{most} may be about positions, and no text is tried so long")
@@ -129,7 +138,7 @@ def _longest(core: Core, values: Values, beyond: Collection[int]) -> int:
 def _runs(core: Core, values: Values, length: int) -> bool:
     operands = []
     for node in core.cut.operands:
-        kinds = kinds_of([each[node].shape for each in values], _SHORT)
+        kinds = kinds_of([each[node].shape for each in values], SHORT)
         assert kinds is not None
         sizes = {"B": 1, "T": length, "": 1}
         operands.append(
@@ -148,7 +157,7 @@ def _learned(core: Core, values: Values, dims: list[Dims]) -> tuple[CutAxes, Mea
     Raises `NotAttentionError`, with what was in the way of the likeliest reading.
     """
     failures: list[NotAttentionError] = []
-    for axes in axes_of(core.cut, values, _SHORT):
+    for axes in axes_of(core.cut, values, SHORT):
         try:
             for measured in meanings(core, axes, dims):
                 scale = scale_of(core, measured.scale, axes.query.channels)

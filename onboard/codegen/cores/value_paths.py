@@ -74,7 +74,8 @@ def _rows_differ(tensors: Sequence[torch.Tensor], batches: Sequence[int]) -> boo
     for axis, sizes in enumerate(zip(*(each.shape for each in tensors), strict=False)):
         divided = all(size % batch == 0 for size, batch in zip(sizes, batches, strict=True))
         if divided and len(set(sizes)) > 1:
-            rows = tensors[-1].movedim(axis, 0).unflatten(0, (batches[-1], -1))
+            moved = tensors[-1].movedim(axis, 0)
+            rows = moved.reshape(batches[-1], -1, *moved.shape[1:])
             if not all(torch.equal(rows[0], row) for row in rows):
                 return True
     return False
