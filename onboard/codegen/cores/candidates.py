@@ -22,7 +22,7 @@ _MOVES = frozenset(
     + ("to", "float", "double", "half", "bfloat16", "type_as", "getitem", "reshape_as")
 )
 _TURNED = frozenset(("T", "mT"))
-_FACTORS = frozenset(("mul", "multiply", "div", "truediv", "divide", "true_divide"))
+_FACTORS = frozenset(("mul", "rmul", "multiply", "div", "truediv", "divide", "true_divide"))
 
 
 @dataclass(frozen=True)

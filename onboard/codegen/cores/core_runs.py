@@ -12,7 +12,7 @@ from onboard.codegen.cores.candidates import is_move
 from onboard.codegen.cores.double_runs import DoubleRuns, inputs_of
 from onboard.codegen.cores.head_axes import Axes, canonical_form, kinds_of, placed
 from onboard.codegen.cores.reach import Outcomes
-from onboard.codegen.cores.value_paths import reached, value_inputs
+from onboard.codegen.cores.value_paths import is_in_place, name_of, reached, value_inputs
 from onboard.graph.fx import ancestors
 
 Dims = tuple[int, int]
@@ -81,9 +81,9 @@ class Core:
                 if each in self.entering and each in self.content:
                     raise NotAttentionError(f"{each.name} depends on the tokens")
         for node in [*self.inside, *self.around]:
-            if node.op == "call_method" and str(node.target).endswith("_"):
+            if node.op == "call_method" and is_in_place(str(node.target)):
                 self._check_in_place(node)
-            if getattr(node.target, "__name__", "") == "setitem":
+            if name_of(node) == "setitem":
                 raise NotAttentionError(f"{node.name} writes into a tensor")
 
     def _check_in_place(self, node: fx.Node) -> None:
@@ -115,13 +115,16 @@ class Core:
         return self._short[dims]
 
     def scalars(self, node: fx.Node) -> list[tuple[fx.Node, int | float]]:
-        """Return the nodes that give a number to `node`, the same for all texts, and the numbers."""
+        """Return the nodes that give a number to `node`, the same for all texts, and the numbers;
+        tensors of one entry give a float.
+        """
         first, second = (self._values(dims) for dims in SHORT)
-        return [
-            (each, first[each])
+        values = [
+            (each, _number(first.get(each)), _number(second.get(each)))
             for each in node.all_input_nodes
-            if type(first.get(each)) in (int, float) and first[each] == second[each]
+            if each not in self.content
         ]
+        return [(each, one) for each, one, other in values if one is not None and one == other]
 
     def __call__(
         self, dims: Dims, axes: CutAxes, query: Tensor, key: Tensor, value: Tensor
@@ -166,3 +169,9 @@ class Core:
     def _is_one(self, node: fx.Node) -> bool:
         value = self.value_of(node)
         return isinstance(value, Tensor) and bool((value == value.reshape(-1)[0]).all())
+
+
+def _number(value: Any) -> int | float | None:
+    if isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point():
+        return float(value.detach())
+    return value if type(value) in (int, float) else None

@@ -13,12 +13,14 @@ from torch import fx
 
 from onboard.codegen.cores.core_runs import Core, CutAxes, NotAttentionError
 from onboard.codegen.cores.head_axes import Axes
-from onboard.codegen.cores.op_settings import Written, put
+from onboard.codegen.cores.op_settings import Number, Written, is_tensor, put
 
 _ORDER = {"bsnd": "BTHD", "bnsd": "BHTD"}
 
 
-def emit(core: Core, axes: CutAxes, settings: dict[str, Written], layout: str) -> fx.Node:
+def emit(
+    core: Core, axes: CutAxes, settings: dict[str, Written], scale: Number, layout: str
+) -> fx.Node:
     """Put attention in the place of a core; return the node of the op.
 
     Raises `NotAttentionError` where no tensor's size says how to take merged axes apart.
@@ -35,6 +37,8 @@ def emit(core: Core, axes: CutAxes, settings: dict[str, Written], layout: str) -
                 (cut.key, cut.value, cut.query), (axes.key, axes.value, axes.query), strict=True
             )
         )
+        if is_tensor(core, scale.written):
+            query = graph.call_method("mul", (query, put(graph, scale.written)))
         keywords = {name: put(graph, each) for name, each in settings.items()}
         op = torch.ops.onboard.torch_attention
         attention = graph.call_function(

@@ -18,7 +18,18 @@ from onboard.codegen.cores.reach import OF_POSITIONS, numbers_of
 from onboard.codegen.cores.value_paths import name_of
 
 _CALCULATING = frozenset(
-    ("mul", "multiply", "div", "truediv", "divide", "true_divide", "pow", "baddbmm", "rsqrt")
+    (
+        "mul",
+        "rmul",
+        "multiply",
+        "div",
+        "truediv",
+        "divide",
+        "true_divide",
+        "pow",
+        "baddbmm",
+        "rsqrt",
+    )
     + ("scaled_dot_product_attention", "sqrt")
 )
 _NEAR = 1e-6
@@ -115,6 +126,13 @@ def _moved(number: Number, more: int) -> Written:
     return (operator.add, written, more) if more else written
 
 
+def is_tensor(core: Core, written: Written) -> bool:
+    """Whether a number is that of a tensor."""
+    if isinstance(written, tuple):
+        return any(is_tensor(core, each) for each in written[1:])
+    return isinstance(written, fx.Node) and isinstance(core.value_of(written), torch.Tensor)
+
+
 def put(graph: fx.Graph, written: Written) -> Any:
     """Write a number's functions into a graph."""
     if not isinstance(written, tuple):
@@ -151,7 +169,8 @@ def settings_of(
     factor = (operator.pow, channels, -0.5) if scale.written is None else scale.written
     factors = [Number(1.0, 1.0), Number(-1.0, -1.0), Number(scale.value, factor)]
     given = {
-        "scale": scale.written,
+        # The op takes no tensor: queries are multiplied by it.
+        "scale": 1.0 if is_tensor(core, scale.written) else scale.written,
         "sinks": _tensor(core, meaning.sinks, factors[:1], "sinks"),
         "sliding_window": length_of(core, meaning.window, beyond, "window"),
         "logit_cap": None if meaning.cap is None else next(caps).written,

@@ -44,7 +44,7 @@ OF_POSITIONS = (
             "getitem",
             "arange",
         )
-        + ("narrow", "topk", "bucketize", "cat", "sub", "rsub", "roll", "add")
+        + ("narrow", "radd", "topk", "bucketize", "cat", "sub", "rsub", "roll", "add")
     )
 )
 

@@ -115,7 +115,7 @@ def _replaced(core: Core, layout: str, values: Values, beyond: Collection[int]) 
     if undecided:
         raise NotAttentionError(f"nothing that was tried decides {', '.join(undecided)}")
     settings = settings_of(core, axes.query, meaning, scale, beyond)
-    node = emit(core, axes, settings, layout)
+    node = emit(core, axes, settings, scale, layout)
     core.gm.graph.eliminate_dead_code()
     return CoreFinding(node.name, dict(node.kwargs))
 

@@ -30,6 +30,12 @@ def name_of(node: fx.Node) -> str:
     return ""
 
 
+def is_in_place(method: str) -> bool:
+    """Whether a method of tensors, by its name, writes into the tensor."""
+    usual = method.endswith("_") and not method.endswith("__")
+    return usual or (method.startswith("__i") and method not in ("__invert__", "__index__"))
+
+
 def value_inputs(node: fx.Node) -> list[fx.Node]:
     """Return the nodes whose values go into those of `node`."""
     name = name_of(node)
