@@ -6,6 +6,7 @@ import ast
 import builtins
 import keyword
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -52,6 +53,7 @@ class _Printer:
         self.names = names
         self.used = {item for item in leaves(straight) if isinstance(item, Ref)}
         self.variables: dict[Ref, str] = {}
+        self.items: dict[str, str] = {}
 
     def statements(self, lines: tuple[Any, ...]) -> list[ast.stmt]:
         found: list[ast.stmt] = []
@@ -95,17 +97,21 @@ class _Printer:
             variable = self.names.fresh("hidden_states")
             before.append(ast.Assign([name(variable, store=True)], self.expression(start)))
             self.variables[ref] = variable
+        names = [*loop.items, *([loop.index] if loop.index else [])]
+        self.items |= {item: self.names.fresh(item) for item in names}
         body = self.statements(loop.body)
         for ref, _, end in loop.carried:
             target = name(self.variables[ref], store=True)
             body.append(ast.Assign([target], self.expression(end)))
-        lists = [_own(path) for path in loop.lists]
-        items: list[ast.expr] = [name(item, store=True) for item in loop.items]
+        lists = [_own(path, {}) for path in loop.lists]
+        items: list[ast.expr] = [
+            name(self.items[item], store=True) for item in loop.items
+        ]
         source = lists[0] if len(lists) == 1 else call(name("zip"), *lists)
         target_: ast.expr = items[0] if len(items) == 1 else ast.Tuple(items, ast.Store())
         if loop.index is not None:
             source = call(name("enumerate"), source)
-            target_ = ast.Tuple([name(loop.index, store=True), target_], ast.Store())
+            target_ = ast.Tuple([name(self.items[loop.index], store=True), target_], ast.Store())
         return [*before, ast.For(target_, source, body, [], lineno=0)]
 
     def _call(self, line: Line) -> ast.expr:
@@ -145,9 +151,9 @@ class _Printer:
             case Given(name=parameter, path=path):
                 return _read(name(parameter), path)
             case Own(path=path):
-                return _own(path)
+                return _own(path, self.items)
             case Loop(name=variable):
-                return name(variable)
+                return name(self.items[variable])
             case Size(of=of, dim=dim):
                 shape = attribute(self.expression(of), "shape")
                 return ast.Subscript(shape, ast.Constant(dim), ast.Load())
@@ -210,8 +216,10 @@ def _dotted(path: str) -> ast.expr:
     return attribute(name(first), *rest)
 
 
-def _own(path: tuple[str, ...]) -> ast.expr:
+def _own(path: tuple[str, ...], items: Mapping[str, str]) -> ast.expr:
     made: ast.expr = name("self")
+    if path[0].startswith("*"):  # an item of a loop
+        made, path = name(items[path[0][1:]]), path[1:]
     for part in path:
         if part.isdigit():
             made = ast.Subscript(made, ast.Constant(int(part)), ast.Load())
