@@ -25,6 +25,7 @@ from onboard.codegen.format import format_python
 from onboard.codegen.model_imports import import_lines
 from onboard.codegen.plain_names import with_plain_names
 from onboard.codegen.spec_findings import findings_of
+from onboard.codegen.straight.attempts import straightened
 from onboard.codegen.translate.language.findings import Recognised
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState
@@ -51,7 +52,7 @@ def generate_model_file(spec: ModelSpec) -> str:
     """
     translator, model = make_translator(spec)
     try:
-        functions, blocks, imports = _parts_either_way(translator, spec)
+        functions, blocks, imports = _parts_or_straight(translator, spec)
     except OnboardError:
         raise
     except Exception as error:
@@ -95,6 +96,21 @@ def _own_config(config_class: type[PretrainedConfig], spec: ModelSpec) -> str:
     text = plain_config_class(config_class)
     check_same_values(config_class, text, spec.config)
     return text
+
+
+def _parts_or_straight(
+    translator: Translator, spec: ModelSpec
+) -> tuple[list[MethodText], list[str], list[str]]:
+    """Return the parts of a file; where code of a repository leads nowhere, with what the forwards
+    of its classes do in their place.
+    """
+    try:
+        return _parts_either_way(translator, spec)
+    except Untranslatable as error:
+        if spec.repository is None:
+            raise
+        config = load_config(spec.config)
+        return straightened(lambda: _parts_either_way(translator, spec), translator, config, error)
 
 
 def _parts_either_way(

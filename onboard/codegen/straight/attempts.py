@@ -1,0 +1,103 @@
+"""Attempts at a translation, with straight forwards in the place of those that are refused."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from transformers import PretrainedConfig
+
+from onboard.analysis.repository_source import PACKAGE
+from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.straighten import straight_forward
+from onboard.codegen.translate.language.findings import Findings
+from onboard.codegen.translate.language.program import uses
+from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+
+Parts = TypeVar("Parts")
+_MOST = 8
+"""Classes that are straightened for one model."""
+_OF_TRANSFORMERS = ("transformers.masking_utils",)
+"""Whose functions the translation knows as they are."""
+
+
+def straightened(
+    attempt: Callable[[], Parts],
+    translator: Translator,
+    config: PretrainedConfig,
+    first: Untranslatable,
+) -> Parts:
+    """Return what an attempt gives once the forwards that are in its way are straight.
+
+    Args:
+        attempt: translates with `translator`.
+        translator: has failed with `first`, and gets the definitions.
+        config: that of the whole model.
+
+    Raises:
+        Untranslatable: the first one, which says what came of it.
+    """
+    error, said, refused = first, [], set[type]()
+    leaves = [*_leaves(translator.findings)]
+    positions = "position_ids" in uses.inputs_of(type(translator.model))
+    while len(translator.straight) < _MOST:
+        cls = next(_in_the_way(translator, error, refused), None)
+        if cls is None:
+            break
+        try:
+            made = straight_forward(cls, translator.model, config, leaves, positions)
+        except NotStraight as reason:
+            refused.add(cls)
+            said.append(f"{cls.__name__} cannot be recorded: {reason}")
+            continue
+        translator.straight[cls] = made
+        try:
+            return _anew(attempt, translator)
+        except Untranslatable as next_error:
+            said.append(f"with {cls.__name__} as recorded: {next_error}")
+            error = next_error
+    translator.straight.clear()
+    first.args = ("; ".join([str(first), *said]),)
+    raise first
+
+
+def _anew(attempt: Callable[[], Parts], translator: Translator) -> Parts:
+    translator.argument_facts.clear()
+    translator.shared.clear()
+    translator.knows_masks, translator.implementation = True, "onboard"
+    return attempt()
+
+
+def _in_the_way(translator: Translator, error: Untranslatable, refused: set[type]) -> Iterator[Any]:
+    """Yield the classes of modules whose code led to an error, the innermost first."""
+    done = refused | translator.straight.keys()
+    classes = list(dict.fromkeys(type(module) for module in translator.model.modules()))
+    for block in error.blocks:
+        for cls in classes:
+            if cls not in done and block in (owner.__name__ for owner in cls.__mro__):
+                yield cls
+    if error.blocks:
+        return
+    for cls in reversed(classes):
+        if cls not in done and _is_written(translator, cls):
+            yield cls
+
+
+def _is_written(translator: Translator, cls: type) -> bool:
+    """Whether a class of the repository is translated from its code."""
+    known = {*translator.findings.recognised, *translator.findings.mixtures}
+    own = cls.__module__.split(".")[0] == PACKAGE
+    return own and cls in translator.states and cls.__name__ not in known
+
+
+def _leaves(findings: Findings) -> Iterator[Any]:
+    """Yield the functions that the translation knows by themselves."""
+    names = {*findings.ropes, *findings.single_ropes, *findings.masks, *findings.scans}
+    for key in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
+        for name, value in vars(sys.modules[key]).items():
+            known = inspect.isfunction(value) and value.__module__.startswith(_OF_TRANSFORMERS)
+            if known or (inspect.isfunction(value) and name in names):
+                yield value

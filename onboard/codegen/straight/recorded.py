@@ -1,0 +1,149 @@
+"""A model run with sizes as symbols: what the forwards of its classes do, for texts of any length."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.tiny.tiny_config import one_line
+from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.models import give_shapes
+from onboard.codegen.straight.watch import Watched, watching
+
+_ROWS, _LENGTH = 3, 11
+"""Sizes that no other size of a small model is."""
+
+
+class NotRun(NotStraight):
+    """A model does not run with sizes as symbols."""
+
+
+def recorded(
+    model: nn.Module, classes: Collection[type], leaves: Collection[Any], positions: bool
+) -> Watched:
+    """Run a model on texts of any size and length; return what its classes did.
+
+    Args:
+        model: it may hold what the run leaves afterwards.
+        classes: the classes of modules whose forwards are recorded.
+        leaves: functions whose calls stay.
+        positions: it is given `position_ids`.
+
+    Raises:
+        NotStraight: it does not run so, or does something else for other sizes.
+    """
+    env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)  # fmt: skip
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    watched, again = (Watched(classes, leaves, PACKAGE) for _ in range(2))
+    give_shapes(model, mode)
+    try:
+        with torch.no_grad(), _quiet(), _as_before():
+            for each in (watched, again):
+                inputs = _inputs(mode, positions)
+                with mode, watching(each):
+                    model(**inputs, use_cache=False)
+    except Exception as error:
+        reason = next(iter(watched.failed.values()), one_line(error))
+        raise NotRun(reason) from error
+    limit = getattr(model.config, "max_position_embeddings", None)
+    _check_guards(env, limit if isinstance(limit, int) else 0)
+    for cls in watched.found:
+        once, twice = ([item[1] for item in each.found.get(cls, [])] for each in (watched, again))
+        if once != twice:
+            watched.failed.setdefault(cls, "a second call does something else than the first")
+    return watched
+
+
+def _inputs(mode: FakeTensorMode, positions: bool) -> dict[str, torch.Tensor]:
+    def symbolic() -> torch.Tensor:
+        kind = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC])
+        ids = torch.zeros(_ROWS, _LENGTH, dtype=torch.int64)
+        return mode.from_tensor(ids, symbolic_context=kind)
+
+    ids = symbolic()
+    if not positions:
+        return {"input_ids": ids}
+    with mode:
+        return {"input_ids": ids, "position_ids": torch.zeros_like(ids)}
+
+
+def _check_guards(env: ShapeEnv, longest: int) -> None:
+    """Refuse what is decided by sizes, unless by their being two or more, and not more than a text
+    has positions.
+    """
+    for guard in env.guards:
+        if not _always(guard.expr, longest):
+            place = next((str(item) for item in [guard.sloc] if PACKAGE in str(item)), "")
+            raise NotStraight(f"it does something else for some sizes ({guard.expr}){place}")
+
+
+def _always(expr: Any, longest: int) -> bool:
+    symbols = sorted(expr.free_symbols, key=str)
+    free = [sympy.Symbol(f"n{index}", integer=True, nonnegative=True) for index, _ in enumerate(symbols)]  # fmt: skip
+    above = expr.subs({old: new + 2 for old, new in zip(symbols, free, strict=True)})
+    if sympy.simplify(above) == sympy.true:
+        return True
+    if len(symbols) != 1 or not isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+        return False
+    difference = expr.lhs - expr.rhs
+    is_linear = sympy.Poly(difference, symbols[0]).degree() == 1 if difference.is_polynomial(symbols[0]) else False  # fmt: skip
+    return bool(is_linear and all(expr.subs(symbols[0], size) for size in (2, longest)))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing errors that are caught here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    with mock.patch.object(logger, "disabled", True):
+        yield
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Put back what code leaves at its classes and in its modules."""
+    spaces = list(_spaces())
+    before = [dict(vars(space)) for space in spaces]
+    inner = [{key: copy.copy(value) for key, value in old.items() if type(value) in (dict, list, set)} for old in before]  # fmt: skip
+    try:
+        yield
+    finally:
+        for space, old, copies in zip(spaces, before, inner, strict=True):
+            _restore(space, old, copies)
+
+
+def _restore(space: Any, old: dict[str, Any], copies: dict[str, Any]) -> None:
+    for key, value in list(vars(space).items()):
+        if key not in old:
+            delattr(space, key)
+        elif value is not old[key]:
+            setattr(space, key, old[key])
+    for key, value in copies.items():
+        held = old[key]
+        if isinstance(held, list):
+            held[:] = value
+        elif held != value or True:
+            held.clear()
+            held.update(value)
+
+
+def _spaces() -> Iterator[Any]:
+    """Yield the modules of the repository's code, and their classes."""
+    for name in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
+        module = sys.modules[name]
+        if name != PACKAGE:
+            yield module
+        for value in list(vars(module).values()):
+            if isinstance(value, type) and value.__module__.split(".")[0] == PACKAGE:
+                yield value
