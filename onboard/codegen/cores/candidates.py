@@ -19,7 +19,7 @@ _MOVES = frozenset(
     ("view", "reshape", "flatten", "unflatten", "transpose", "permute", "contiguous", "expand")
     + ("expand_as", "repeat", "repeat_interleave", "unsqueeze", "squeeze", "clone", "swapaxes")
     + ("swapdims", "movedim", "moveaxis", "t", "broadcast_to", "index_select", "view_as", "detach")
-    + ("to", "float", "double", "half", "bfloat16", "type_as", "getitem", "reshape_as")
+    + ("to", "float", "double", "half", "bfloat16", "type_as", "type", "getitem", "reshape_as")
 )
 _TURNED = frozenset(("T", "mT"))
 _FACTORS = frozenset(("mul", "rmul", "multiply", "div", "truediv", "divide", "true_divide"))

@@ -64,22 +64,34 @@ def scale_of(core: Core, measured: float, head_dim: int) -> Number:
 
     Raises `NotAttentionError` where none is.
     """
-    for each in _scales(numbers(core, core.inside, _CALCULATING), head_dim):
+    known = numbers(core, core.inside, _CALCULATING)
+    tensors = [each for each in known if is_tensor(core, each.written)]
+    plain = [replace(each, value=float(each.value)) for each in known if each not in tensors]
+    for each in _scales(plain, tensors, head_dim):
         if math.isclose(each.value, measured, rel_tol=_NEAR):
             return each
     raise NotAttentionError(f"its scale, {measured:.9g}, comes of no numbers of the code")
 
 
-def _scales(known: list[Number], head_dim: int) -> Iterator[Number]:
+def _scales(plain: list[Number], tensors: list[Number], head_dim: int) -> Iterator[Number]:
+    """Yield what a scale may be. What the code has goes before the usual number, which a number of
+    the code may be by chance for one size of heads.
+    """
     yield Number(1.0, 1.0)
-    yield from (replace(each, value=float(each.value)) for each in known)
-    yield Number(head_dim**-0.5, None)
-    powers = (-1.0, 0.5, -0.5)
-    factors = [*known, *(_power(each, power) for each in known for power in powers)]
+    factors = list(_powers(plain))
     yield from factors
-    for one in factors:
-        for other in factors:
+    yield Number(head_dim**-0.5, None)
+    more = list(_powers(tensors))
+    yield from more
+    for one in (*factors, *more):
+        for other in (*factors, *more):
             yield _product(one, other)
+
+
+def _powers(known: list[Number]) -> Iterator[Number]:
+    yield from known
+    for power in (-1.0, 0.5, -0.5):
+        yield from (_power(each, power) for each in known)
 
 
 def _power(number: Number, power: float) -> Number:

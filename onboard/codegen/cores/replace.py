@@ -6,7 +6,7 @@ it is run on chosen operands, which says what it computes, and compared with the
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,7 +52,11 @@ class CoreFinding:
 
 
 def replace_attention(
-    gm: fx.GraphModule, samples: Samples, beyond: Collection[int] = ()
+    gm: fx.GraphModule,
+    samples: Samples,
+    beyond: Collection[int] = (),
+    *,
+    keep_weights: bool = True,
 ) -> list[CoreFinding]:
     """Write `torch_attention` in the place of each attention of `gm`; say what was found.
 
@@ -61,6 +65,8 @@ def replace_attention(
             inputs differ between the texts of a batch exactly where they depend on the tokens.
         samples: inputs for a batch and a length, or None where the model reads no such texts.
         beyond: numbers of the code that made the inputs; texts longer than each are tried.
+        keep_weights: go on returning attention weights where `gm` returns them; else None is in their
+            place, and of an attention that is replaced nothing remains.
 
     What is not replaced stays as it is. Nothing is replaced that differs from the op in float64.
     """
@@ -79,11 +85,19 @@ def replace_attention(
             cut, layout = _place(candidate, tokens, values)
             core = Core(gm, cut, tokens, runs, samples)
             found.append(_replaced(core, layout, values, beyond))
+            if not keep_weights:
+                _return_none(gm, {*core.inside})
+            gm.graph.eliminate_dead_code()
         except NotAttentionError as error:
             found.append(CoreFinding(candidate.scores.name, reason=str(error)))
     gm.graph.lint()
     gm.recompile()
     return found
+
+
+def _return_none(gm: fx.GraphModule, nodes: Container[fx.Node]) -> None:
+    output = next(node for node in gm.graph.nodes if node.op == "output")
+    output.args = fx.node.map_arg(output.args, lambda each: None if each in nodes else each)
 
 
 def _short_values(gm: fx.GraphModule, runs: DoubleRuns, samples: Samples) -> Values:
@@ -116,7 +130,6 @@ def _replaced(core: Core, layout: str, values: Values, beyond: Collection[int]) 
         raise NotAttentionError(f"nothing that was tried decides {', '.join(undecided)}")
     settings = settings_of(core, axes.query, meaning, scale, beyond)
     node = emit(core, axes, settings, scale, layout)
-    core.gm.graph.eliminate_dead_code()
     return CoreFinding(node.name, dict(node.kwargs))
 
 

@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 _SIZES = frozenset(
     ("size", "dim", "numel", "nelement", "ndimension", "stride", "is_floating_point", "get_device")
-    + ("zeros_like", "ones_like", "empty_like", "finfo", "iinfo", "len", "type")
+    + ("zeros_like", "ones_like", "empty_like", "finfo", "iinfo", "len")
     + ("new_zeros", "new_ones", "new_empty")
 )
 _ATTRIBUTES = frozenset(("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda"))
 _LIKE = frozenset(("full_like", "new_full", "new_tensor"))
-_SHAPED_LIKE = frozenset(("type_as", "to", "expand_as", "view_as", "reshape_as"))
+_SHAPED_LIKE = frozenset(("type_as", "to", "type", "expand_as", "view_as", "reshape_as"))
 
 
 def name_of(node: fx.Node) -> str:
