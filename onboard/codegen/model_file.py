@@ -26,6 +26,7 @@ from onboard.codegen.model_imports import import_lines
 from onboard.codegen.plain_names import with_plain_names
 from onboard.codegen.spec_findings import findings_of
 from onboard.codegen.straight.attempts import straightened
+from onboard.codegen.straight.said import doubt, with_origin
 from onboard.codegen.translate.language.findings import Recognised
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState
@@ -52,7 +53,7 @@ def generate_model_file(spec: ModelSpec) -> str:
     """
     translator, model = make_translator(spec)
     try:
-        functions, blocks, imports = _parts_or_straight(translator, spec)
+        text = _text_or_straight(translator, spec)
     except OnboardError:
         raise
     except Exception as error:
@@ -66,7 +67,35 @@ def generate_model_file(spec: ModelSpec) -> str:
             hint=_MODELING_ERRORS,
             block=getattr(error, "block", ""),
         ) from error
-    plain = _own_config(type(model.config), spec) if spec.repository else None
+    check_mixing(text, model)
+    return text
+
+
+def _text_or_straight(translator: Translator, spec: ModelSpec) -> str:
+    """Return a file's text; where code of a repository leads nowhere, or to what files may not have,
+    with what the forwards of its classes do in their place.
+    """
+    try:
+        text = _text(translator, spec)
+        first = doubt(text) if spec.repository else None
+    except Untranslatable as error:
+        if spec.repository is None:
+            raise
+        text, first = "", error
+    if first is None:
+        return text
+    whole = load_config(spec.config)
+    try:
+        return straightened(lambda: _text(translator, spec), translator, whole, first)
+    except Untranslatable:
+        if text:
+            return text  # as it is written: its reader decides
+        raise
+
+
+def _text(translator: Translator, spec: ModelSpec) -> str:
+    functions, blocks, imports = _parts_either_way(translator, spec)
+    plain = _own_config(type(translator.model.config), spec) if spec.repository else None
     text = render(
         "model/model.py.j2",
         plain_config=plain,
@@ -85,7 +114,6 @@ def generate_model_file(spec: ModelSpec) -> str:
         config_class=spec.config_class,
         first_position=first_position_expression(spec, "config"),
     )
-    check_mixing(text, model)
     return format_python(with_plain_names(text))
 
 
@@ -96,21 +124,6 @@ def _own_config(config_class: type[PretrainedConfig], spec: ModelSpec) -> str:
     text = plain_config_class(config_class)
     check_same_values(config_class, text, spec.config)
     return text
-
-
-def _parts_or_straight(
-    translator: Translator, spec: ModelSpec
-) -> tuple[list[MethodText], list[str], list[str]]:
-    """Return the parts of a file; where code of a repository leads nowhere, with what the forwards
-    of its classes do in their place.
-    """
-    try:
-        return _parts_either_way(translator, spec)
-    except Untranslatable as error:
-        if spec.repository is None:
-            raise
-        config = load_config(spec.config)
-        return straightened(lambda: _parts_either_way(translator, spec), translator, config, error)
 
 
 def _parts_either_way(
@@ -259,6 +272,7 @@ def _block(
         docstring += (
             f"\n\n    Not run, for checkpoints have them: {', '.join(item.weights_only)}.\n    "
         )
+    docstring = with_origin(docstring, item.cls, translator.straight)
     eager = tuple(spec.eager) if item.name == spec.architecture else ()
     fields: dict[str, Any] = {
         "base": item.base,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from transformers import PretrainedConfig
 
 from onboard.analysis.repository_source import PACKAGE
 from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.said import doubt
 from onboard.codegen.straight.straighten import straight_forward
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.program import uses
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 
-Parts = TypeVar("Parts")
 _MOST = 8
 """Classes that are straightened for one model."""
 _OF_TRANSFORMERS = ("transformers.masking_utils",)
@@ -25,12 +25,12 @@ _OF_TRANSFORMERS = ("transformers.masking_utils",)
 
 
 def straightened(
-    attempt: Callable[[], Parts],
+    attempt: Callable[[], str],
     translator: Translator,
     config: PretrainedConfig,
     first: Untranslatable,
-) -> Parts:
-    """Return what an attempt gives once the forwards that are in its way are straight.
+) -> str:
+    """Return the text that an attempt gives once the forwards that are in its way are straight.
 
     Args:
         attempt: translates with `translator`.
@@ -55,16 +55,20 @@ def straightened(
             continue
         translator.straight[cls] = made
         try:
-            return _anew(attempt, translator)
+            text = _anew(attempt, translator)
         except Untranslatable as next_error:
-            said.append(f"with {cls.__name__} as recorded: {next_error}")
-            error = next_error
+            found: Untranslatable | None = next_error
+        else:
+            if (found := doubt(text)) is None:
+                return text
+        said.append(f"with {cls.__name__} as recorded: {found}")
+        error = found
     translator.straight.clear()
     first.args = ("; ".join([str(first), *said]),)
     raise first
 
 
-def _anew(attempt: Callable[[], Parts], translator: Translator) -> Parts:
+def _anew(attempt: Callable[[], str], translator: Translator) -> str:
     translator.argument_facts.clear()
     translator.shared.clear()
     translator.knows_masks, translator.implementation = True, "onboard"

@@ -20,6 +20,7 @@ from onboard.codegen.straight.lines import (
     Own,
     Ref,
     Straight,
+    in_order,
 )
 from onboard.codegen.straight.sizes import Symbolic, known_sizes, plain, written
 
@@ -150,7 +151,7 @@ class Recorder:
 
     def finish(self, result: Any) -> Straight:
         """Return the recording of a forward that gives `result`."""
-        return Straight(tuple(self.lines), self.expression(result))
+        return in_order(Straight(tuple(self.lines), self.expression(result)))
 
 
 def _storage(tensor: torch.Tensor) -> int:

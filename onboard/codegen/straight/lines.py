@@ -147,3 +147,28 @@ def leaves(value: Any) -> list[Any]:
 
     mapped(note, value)
     return found
+
+
+def in_order(straight: Straight) -> Straight:
+    """Return a recording with the calls that its result needs, each before the first that needs it,
+    numbered from 0.
+    """
+    calls = {line.number: line for line in straight.lines}
+    order: dict[int, int] = {}
+
+    def visit(value: Any) -> None:
+        for leaf in leaves(value):
+            if isinstance(leaf, Ref) and leaf.number not in order:
+                visit(calls[leaf.number])
+                order.setdefault(leaf.number, len(order))
+
+    visit(straight.result)
+    lines = tuple(_numbered(calls[number], order) for number in order)
+    return Straight(lines, _numbered(straight.result, order))
+
+
+def _numbered(value: Any, order: dict[int, int]) -> Any:
+    def change(leaf: Any) -> Any:
+        return replace(leaf, number=order[leaf.number]) if isinstance(leaf, Ref | Line) else leaf
+
+    return mapped(change, value)

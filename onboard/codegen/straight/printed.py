@@ -44,8 +44,12 @@ def definition(straight: Straight, original: ast.FunctionDef) -> ast.FunctionDef
     printer = _Printer(Names(taken), straight)
     body = printer.statements(straight.lines)
     body.append(ast.Return(printer.expression(straight.result)))
-    node = ast.FunctionDef(original.name, arguments, body, [], type_params=[])
-    return ast.fix_missing_locations(node)
+    made = ast.FunctionDef(original.name, arguments, body, [], type_params=[])
+    for node in ast.walk(made):
+        if isinstance(node, ast.stmt | ast.expr):
+            node.lineno = node.end_lineno = original.lineno
+            node.col_offset = node.end_col_offset = 0
+    return ast.fix_missing_locations(made)
 
 
 class _Printer:

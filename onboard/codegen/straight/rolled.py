@@ -6,7 +6,7 @@ Small models have fewer layers than whole ones: calls of a list's modules have t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
 from torch import nn
@@ -24,6 +24,19 @@ from onboard.codegen.straight.lines import (
 )
 
 _INDEX = "index"
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What turns have in common: a result of the turn (`here`), or of that before, by its place; an
+    `item` of a list.
+    """
+
+    kind: str
+    place: Any
+    path: tuple[Any, ...]
+
+
 Path = tuple[str, ...]
 
 
@@ -35,7 +48,27 @@ def rolled(straight: Straight, module: nn.Module) -> Straight:
     """
     while (found := _first_list(straight, module)) is not None:
         straight = _with_loop(straight, found, module)
-    return straight
+    return _renumbered(straight)
+
+
+def _renumbered(straight: Straight) -> Straight:
+    """Number the calls, so that recordings of models with more layers have the same numbers."""
+    order: dict[int, int] = {}
+
+    def note(lines: Sequence[Any]) -> None:
+        for line in lines:
+            if isinstance(line, Repeat):
+                for ref, _, _ in line.carried:
+                    order.setdefault(ref.number, len(order))
+                note(line.body)
+            else:
+                order.setdefault(line.number, len(order))
+
+    def change(leaf: Any) -> Any:
+        return replace(leaf, number=order[leaf.number]) if isinstance(leaf, Ref | Line) else leaf
+
+    note(straight.lines)
+    return Straight(mapped(change, straight.lines), mapped(change, straight.result))
 
 
 def _first_list(straight: Straight, module: nn.Module) -> Path | None:
@@ -137,9 +170,9 @@ class _Turn:
             case Own(path=path):
                 return self._of_list(path)
             case Ref(number=number, path=path) if number in self.here:
-                return ("here", self.here[number], path)
+                return _Mark("here", self.here[number], path)
             case Ref(number=number, path=path) if number in self.there:
-                return ("before", self.there[number], path)
+                return _Mark("before", self.there[number], path)
         return leaf
 
     def _of_list(self, path: Path) -> Any:
@@ -148,7 +181,7 @@ class _Turn:
             is_turn = path[length + 1] == str(self.turn) and _is_list(self.module, head)
             if is_turn and _length(self.module, head) == self.count:
                 self.lists.append(head)
-                return ("item", head, path[length + 2 :])
+                return _Mark("item", head, path[length + 2 :])
         return Own(path)
 
 
@@ -163,9 +196,9 @@ def _carried(bodies: Any, turns: Any) -> tuple[Any, Any]:
 
     def change(value: Any) -> Any:
         match value:
-            case ("here", int() as place, tuple() as path):
+            case _Mark(kind="here", place=place, path=path):
                 return Ref(numbers[place], path)
-            case ("before", int(), tuple()):
+            case _Mark(kind="before"):
                 return made[value]
         return value
 
@@ -174,7 +207,7 @@ def _carried(bodies: Any, turns: Any) -> tuple[Any, Any]:
         for line, number in zip(common, numbers, strict=True)
     )
     carried = tuple(
-        (made[key], start, Ref(numbers[key[1]], key[2])) for key, start in starts.items()
+        (made[key], start, Ref(numbers[key.place], key.path)) for key, start in starts.items()
     )
     return body, carried
 
@@ -188,7 +221,7 @@ def _common(values: Sequence[Any], starts: dict[Any, Any]) -> Any:
     """
     first, *later = values
     if later and all(value == later[0] for value in later):
-        if isinstance(later[0], tuple) and later[0][:1] == ("before",):
+        if isinstance(later[0], _Mark) and later[0].kind == "before":
             if starts.setdefault(later[0], first) != first:
                 raise NotStraight("a loop that begins with different values")
             return later[0]
@@ -204,7 +237,8 @@ def _common(values: Sequence[Any], starts: dict[Any, Any]) -> Any:
         bounds = zip(*((v.start, v.stop, v.step) for v in values), strict=True)
         return slice(*(_common(each, starts) for each in bounds))
     if is_dataclass(first):
-        kept = ("number", "place", "value")
+        kept = ("number", "value")
+        kept += ("place",) if isinstance(first, Line) else ()
         names = [item.name for item in fields(first) if item.name not in kept]
         parts = {n: _common([getattr(v, n) for v in values], starts) for n in names}
         return replace(cast(Any, first), **parts)
@@ -223,8 +257,8 @@ def _names(lists: Sequence[Path]) -> dict[Path, str]:
 
 def _named(value: Any, names: dict[Path, str]) -> Any:
     def change(item: Any) -> Any:
-        if isinstance(item, tuple) and len(item) == 3 and item[:1] == ("item",):
-            return Own((f"*{names[item[1]]}", *item[2]))
+        if isinstance(item, _Mark) and item.kind == "item":
+            return Own((f"*{names[item.place]}", *item.path))
         return item
 
     return mapped(change, value)

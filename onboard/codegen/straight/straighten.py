@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -54,7 +55,7 @@ def straight_forward(
             if needed:
                 raise
     made = definition(merged(samples), found[1])
-    return _source(found[0], made), made
+    return _source(found[0]), made
 
 
 def _samples(
@@ -78,12 +79,11 @@ def _models(model: nn.Module, config: PretrainedConfig) -> Iterator[tuple[nn.Mod
     yield in_dtype(model, torch.bfloat16), False
 
 
-def _source(owner: type, made: ast.FunctionDef) -> ModuleSource:
+def _source(owner: type) -> ModuleSource:
     """Return the module that a definition stands in, as it were: that of the class, with torch by
     its name.
     """
     own = module_source(owner.__module__)
     module = ModuleType(own.module.__name__)
     vars(module).update({**own.namespace, "torch": torch, "nn": nn, "math": math})
-    text = ast.unparse(made)
-    return ModuleSource(module, own.path, text, ast.parse(text), own.classes, own.functions)
+    return replace(own, module=module)
