@@ -77,7 +77,7 @@ def _text_or_straight(translator: Translator, spec: ModelSpec) -> str:
     """
     try:
         text = _text(translator, spec)
-        first = doubt(text) if spec.repository else None
+        first = doubt(text, translator.model) if spec.repository else None
     except Untranslatable as error:
         if spec.repository is None:
             raise

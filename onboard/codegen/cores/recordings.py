@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.codegen.cores.core_runs import Samples
 from onboard.codegen.cores.line_graphs import LineGraph, namespace_of
 from onboard.codegen.cores.replace import CoreFinding, replace_attention
 from onboard.codegen.straight.frames import bound
 from onboard.codegen.straight.lines import NotStraight, Straight
-
-_VOCABULARY = 50
 
 
 def improved(
@@ -67,7 +66,7 @@ def _samples(model: nn.Module, module: nn.Module, names: Sequence[str], position
         hook = module.register_forward_pre_hook(note, with_kwargs=True)
         try:
             with torch.no_grad():
-                model(**_texts(batch, length, positions), use_cache=False)
+                model(**_texts(model, batch, length, positions), use_cache=False)
         except (RuntimeError, IndexError, ValueError):
             return None  # more tokens than there are positions
         finally:
@@ -77,9 +76,6 @@ def _samples(model: nn.Module, module: nn.Module, names: Sequence[str], position
     return samples
 
 
-def _texts(batch: int, length: int, positions: bool) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(length)
-    ids = torch.randint(1, _VOCABULARY, (batch, length), generator=generator)
-    if not positions:
-        return {"input_ids": ids}
-    return {"input_ids": ids, "position_ids": torch.arange(length).expand(batch, -1)}
+def _texts(model: nn.Module, batch: int, length: int, positions: bool) -> dict[str, torch.Tensor]:
+    inputs = from_zero(prompt(0, length, batch, seed=length, tokens=vocabulary(model)))
+    return inputs if positions else {"input_ids": inputs["input_ids"]}

@@ -59,7 +59,7 @@ def straightened(
         except Untranslatable as next_error:
             found: Untranslatable | None = next_error
         else:
-            if (found := doubt(text)) is None:
+            if (found := doubt(text, translator.model)) is None:
                 return text
         said.append(f"with {cls.__name__} as recorded: {found}")
         error = found

@@ -7,7 +7,10 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from torch import nn
+
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.without_cache import written_out
 from onboard.errors import OnboardError
 from onboard.vetting.model_text import vet_model_text
 
@@ -27,18 +30,20 @@ def recorded_classes(text: str) -> list[str]:
     return [node.name for node in classes if _ORIGIN in " ".join((ast.get_docstring(node) or "").split())]  # fmt: skip
 
 
-def doubt(text: str) -> Untranslatable | None:
-    """Return what a model file of a repository's code has that none may have; None: nothing."""
+def doubt(text: str, model: nn.Module) -> Untranslatable | None:
+    """Return what a model file of a repository's code has that none may have, or lacks: an op with a
+    cache, where tokens of the small `model` reach one another; None: nothing.
+    """
     try:
         vet_model_text(text)
     except OnboardError as error:
         line = re.search(r"line (\d+):", str(error))
         return Untranslatable(str(error), _class_at(text, int(line[1]) if line else 0))
+    if (found := written_out(text, model)) is not None:
+        return Untranslatable(f"in {found[0]} tokens reach one another by no known op", (found[1],))
     return None
 
 
 def _class_at(text: str, line: int) -> tuple[str, ...]:
     nodes: list[Any] = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     return tuple(node.name for node in nodes if node.lineno <= line <= node.end_lineno)
-
-

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.codegen.cores.recordings import improved
 from onboard.codegen.straight.lines import NotStraight
 from onboard.codegen.straight.merged import Sample, merged
 from onboard.codegen.straight.models import in_dtype, whole_model
@@ -54,7 +55,8 @@ def straight_forward(
         except NotRun:
             if needed:
                 raise
-    made = definition(merged(samples), found[1])
+    straight, _ = improved(merged(samples), cls, model, positions=positions)
+    made = definition(straight, found[1])
     return _source(found[0]), made
 
 
