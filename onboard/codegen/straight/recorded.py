@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_config import one_line
+from onboard.codegen.straight.left import begun_anew, counts
 from onboard.codegen.straight.lines import NotStraight
 from onboard.codegen.straight.models import give_shapes
 from onboard.codegen.straight.watch import Watched, watching
@@ -31,7 +30,12 @@ class NotRun(NotStraight):
 
 
 def recorded(
-    model: nn.Module, classes: Collection[type], leaves: Collection[Any], positions: bool
+    model: nn.Module,
+    classes: Collection[type],
+    leaves: Collection[Any],
+    positions: bool,
+    *,
+    twice: bool = True,
 ) -> Watched:
     """Run a model on texts of any size and length; return what its classes did.
 
@@ -40,25 +44,33 @@ def recorded(
         classes: the classes of modules whose forwards are recorded.
         leaves: functions whose calls stay.
         positions: it is given `position_ids`.
+        twice: it runs twice, and has to do the same.
 
     Raises:
         NotStraight: it does not run so, or does something else for other sizes.
     """
     env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)  # fmt: skip
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    watched, again = (Watched(classes, leaves, PACKAGE) for _ in range(2))
+    watched = Watched(classes, leaves, PACKAGE)
+    again = Watched(classes, leaves, PACKAGE, known=watched.known)
+    counted = []
     give_shapes(model, mode)
     try:
-        with torch.no_grad(), _quiet(), _as_before():
-            for each in (watched, again):
+        with torch.no_grad(), _quiet(), begun_anew():
+            for each in (watched, again)[: 1 + twice]:
                 inputs = _inputs(mode, positions)
                 with mode, watching(each):
                     model(**inputs, use_cache=False)
+                counted.append(counts(model))
     except Exception as error:
         reason = next(iter(watched.failed.values()), one_line(error))
         raise NotRun(reason) from error
     limit = getattr(model.config, "max_position_embeddings", None)
     _check_guards(env, limit if isinstance(limit, int) else 0)
+    if not twice:
+        return watched
+    if changed := [key for key, value in counted[0].items() if counted[1].get(key) != value]:
+        raise NotStraight(f"it counts its calls ({changed[0]})")
     for cls in watched.found:
         once, twice = ([item[1] for item in each.found.get(cls, [])] for each in (watched, again))
         if once != twice:
@@ -108,42 +120,3 @@ def _quiet() -> Iterator[None]:
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     with mock.patch.object(logger, "disabled", True):
         yield
-
-
-@contextmanager
-def _as_before() -> Iterator[None]:
-    """Put back what code leaves at its classes and in its modules."""
-    spaces = list(_spaces())
-    before = [dict(vars(space)) for space in spaces]
-    inner = [{key: copy.copy(value) for key, value in old.items() if type(value) in (dict, list, set)} for old in before]  # fmt: skip
-    try:
-        yield
-    finally:
-        for space, old, copies in zip(spaces, before, inner, strict=True):
-            _restore(space, old, copies)
-
-
-def _restore(space: Any, old: dict[str, Any], copies: dict[str, Any]) -> None:
-    for key, value in list(vars(space).items()):
-        if key not in old:
-            delattr(space, key)
-        elif value is not old[key]:
-            setattr(space, key, old[key])
-    for key, value in copies.items():
-        held = old[key]
-        if isinstance(held, list):
-            held[:] = value
-        elif held != value or True:
-            held.clear()
-            held.update(value)
-
-
-def _spaces() -> Iterator[Any]:
-    """Yield the modules of the repository's code, and their classes."""
-    for name in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
-        module = sys.modules[name]
-        if name != PACKAGE:
-            yield module
-        for value in list(vars(module).values()):
-            if isinstance(value, type) and value.__module__.split(".")[0] == PACKAGE:
-                yield value

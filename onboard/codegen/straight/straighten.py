@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.codegen.straight.checked import check_straight
 from onboard.codegen.straight.lines import NotStraight
 from onboard.codegen.straight.merged import Sample, merged
 from onboard.codegen.straight.models import in_dtype, whole_model
@@ -48,20 +49,22 @@ def straight_forward(
     if found is None:
         raise NotStraight(f"{cls.__name__} has no forward")
     samples: list[Sample] = []
-    for one, needed in _models(model, config):
+    for index, (one, needed) in enumerate(_models(model, config)):
         try:
-            samples += _samples(one, cls, leaves, positions)
+            samples += _samples(one, cls, leaves, positions, twice=index == 0)
         except NotRun:
             if needed:
                 raise
     made = definition(merged(samples), found[1])
-    return _source(found[0]), made
+    source = _source(found[0])
+    check_straight(made, source.namespace, cls, model)
+    return source, made
 
 
 def _samples(
-    model: nn.Module, cls: type, leaves: Collection[Any], positions: bool
+    model: nn.Module, cls: type, leaves: Collection[Any], positions: bool, *, twice: bool
 ) -> list[Sample]:
-    watched = recorded(model, {cls}, leaves, positions)
+    watched = recorded(model, {cls}, leaves, positions, twice=twice)
     if cls in watched.failed:
         raise NotStraight(watched.failed[cls])
     dtype = next(model.parameters()).dtype
