@@ -44,7 +44,7 @@ def check_straight(
 def _function(made: ast.FunctionDef, space: Mapping[str, Any]) -> Any:
     names = dict(space)
     parts = ast.Module([ast.parse(ast.unparse(_without_types(made))).body[0]], [])
-    exec(compile(parts, "<recorded>", "exec"), names)  # noqa: S102  (what this program has written)
+    exec(compile(parts, "<recorded>", "exec"), names)  # what this program wrote
     return names[made.name]
 
 

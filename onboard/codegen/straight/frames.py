@@ -111,7 +111,11 @@ class Recorder:
             return self.values[id(tensor)]
         if id(tensor) in self.own:
             return Own(self.own[id(tensor)])
-        if (kept := self.computed.get(id(tensor))) is not None and kept[0] is not self and id(tensor) not in kept[0].stale:
+        if (
+            (kept := self.computed.get(id(tensor))) is not None
+            and kept[0] is not self
+            and id(tensor) not in kept[0].stale
+        ):
             self.values[id(tensor)] = self._again(*kept, self.again.setdefault(id(kept[0]), {}))
             return self.values[id(tensor)]
         raise NotStraight(

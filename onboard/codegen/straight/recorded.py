@@ -18,7 +18,6 @@ from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_config import one_line
 from onboard.codegen.straight.left import begun_anew, counts
 from onboard.codegen.straight.lines import NotStraight
-from onboard.codegen.straight.models import give_shapes
 from onboard.codegen.straight.watch import Watched, watching
 
 _ROWS, _LENGTH = 3, 11
@@ -54,7 +53,7 @@ def recorded(
     watched = Watched(classes, leaves, PACKAGE)
     again = Watched(classes, leaves, PACKAGE, known=watched.known)
     counted = []
-    give_shapes(model, mode)
+    _give_shapes(model, mode)
     try:
         with torch.no_grad(), _quiet(), begun_anew():
             for each in (watched, again)[: 1 + twice]:
@@ -102,15 +101,20 @@ def _check_guards(env: ShapeEnv, longest: int) -> None:
 
 
 def _always(expr: Any, longest: int) -> bool:
+    """Whether a condition holds for all sizes of two or more, or for those up to a length."""
     symbols = sorted(expr.free_symbols, key=str)
-    free = [sympy.Symbol(f"n{index}", integer=True, nonnegative=True) for index, _ in enumerate(symbols)]  # fmt: skip
-    above = expr.subs({old: new + 2 for old, new in zip(symbols, free, strict=True)})
-    if sympy.simplify(above) == sympy.true:
+    above = {
+        symbol: sympy.Symbol(f"n{index}", integer=True, nonnegative=True) + 2
+        for index, symbol in enumerate(symbols)
+    }
+    if sympy.simplify(expr.subs(above)) == sympy.true:
         return True
     if len(symbols) != 1 or not isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
         return False
     difference = expr.lhs - expr.rhs
-    is_linear = sympy.Poly(difference, symbols[0]).degree() == 1 if difference.is_polynomial(symbols[0]) else False  # fmt: skip
+    if not difference.is_polynomial(symbols[0]):
+        return False
+    is_linear = sympy.Poly(difference, symbols[0]).degree() == 1
     return bool(is_linear and all(expr.subs(symbols[0], size) for size in (2, longest)))
 
 
@@ -120,3 +124,16 @@ def _quiet() -> Iterator[None]:
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     with mock.patch.object(logger, "disabled", True):
         yield
+
+
+def _give_shapes(model: nn.Module, mode: FakeTensorMode) -> None:
+    """Put tensors without values in the place of those on the meta device."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, item in list(module._parameters.items()):
+            if item is not None and item.is_meta and id(item) not in made:
+                with mode:
+                    empty = torch.empty(item.shape, dtype=item.dtype)
+                made[id(item)] = nn.Parameter(empty, requires_grad=False)
+            if item is not None and id(item) in made:
+                module._parameters[name] = made[id(item)]

@@ -40,5 +40,3 @@ def doubt(text: str) -> Untranslatable | None:
 def _class_at(text: str, line: int) -> tuple[str, ...]:
     nodes: list[Any] = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     return tuple(node.name for node in nodes if node.lineno <= line <= node.end_lineno)
-
-

@@ -17,11 +17,12 @@ from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.straight.checked import check_straight
 from onboard.codegen.straight.lines import NotStraight
 from onboard.codegen.straight.merged import Sample, merged
-from onboard.codegen.straight.models import in_dtype, whole_model
 from onboard.codegen.straight.printed import definition
 from onboard.codegen.straight.recorded import NotRun, recorded
 from onboard.codegen.straight.rolled import rolled
 from onboard.hf.copied_model import copied
+from onboard.hf.hf_model import build_reference, unquantised
+from onboard.hf.parameters_on import without_memory
 
 Definition = tuple[ModuleSource, ast.FunctionDef]
 
@@ -77,9 +78,24 @@ def _samples(
 def _models(model: nn.Module, config: PretrainedConfig) -> Iterator[tuple[nn.Module, bool]]:
     """Yield the models to record, and whether a straight form needs the recording."""
     yield copied(model), True
-    yield whole_model(config), True
-    yield in_dtype(model, torch.float64), True
-    yield in_dtype(model, torch.bfloat16), False
+    yield _whole_model(config), True
+    yield _in_dtype(model, torch.float64), True
+    yield _in_dtype(model, torch.bfloat16), False
+
+
+def _whole_model(config: PretrainedConfig) -> nn.Module:
+    """Return the model with its real sizes, its parameters on the meta device."""
+    with without_memory(computing=True):
+        model = build_reference(
+            unquantised(config), dtype=torch.float32, attn_implementation="eager"
+        )
+    made: nn.Module = model.eval().requires_grad_(False)
+    return made
+
+
+def _in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy in a dtype: what stays float32 there is so whatever the model is."""
+    return copied(model).to(dtype)
 
 
 def _source(owner: type) -> ModuleSource:
