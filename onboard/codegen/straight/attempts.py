@@ -13,9 +13,10 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import class_node
+from onboard.analysis.tiny.tiny_config import one_line
 from onboard.codegen.straight.lines import NotStraight
 from onboard.codegen.straight.said import doubt
-from onboard.codegen.straight.straighten import straight_forward
+from onboard.codegen.straight.straighten import Recordings
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.program import uses
 from onboard.codegen.translate.language.program.classes import Translator
@@ -46,15 +47,17 @@ def straightened(
     error, said, refused = first, [], set[type]()
     leaves = [*_leaves(translator.findings)]
     positions = "position_ids" in uses.inputs_of(type(translator.model))
+    recordings = Recordings(translator.model, config, leaves, positions)
     while len(translator.straight) < _MOST:
         cls = next(_in_the_way(translator, error, refused), None)
         if cls is None:
             break
         try:
-            made = straight_forward(cls, translator.model, config, leaves, positions)
-        except NotStraight as reason:
+            made = recordings.straight_forward(cls)
+        except Exception as reason:  # of code that runs as its author never ran it
             refused.add(cls)
-            said.append(f"{cls.__name__} cannot be recorded: {reason}")
+            known = str(reason) if isinstance(reason, NotStraight) else one_line(reason)
+            said.append(f"{cls.__name__} cannot be recorded: {known}")
             continue
         translator.straight[cls] = made
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -21,18 +21,26 @@ _SHAPES = ((1, 1), (2, 1), (1, 7), (2, 21), (1, 70))
 
 
 def check_straight(
-    made: ast.FunctionDef, space: Mapping[str, Any], cls: type, model: nn.Module
+    made: ast.FunctionDef,
+    space: Mapping[str, Any],
+    cls: type,
+    model: nn.Module,
+    single: Collection[int],
 ) -> None:
-    """Run a definition beside the modules of its class.
+    """Run a definition beside the modules of its class; `single` are more numbers of tokens.
 
     Raises:
         NotStraight: it gives something else, or fails, for some text that the model takes.
     """
     forward = _function(made, space)
     fresh = copied(model)
-    for rows, tokens in _SHAPES:
+    more = [shape for size in single for shape in ((1, size), (size, 2))]
+    for rows, tokens in (*_SHAPES, *more):
         inputs = from_zero(prompt(0, tokens, rows, seed=5, tokens=vocabulary(fresh)))
-        for module, args, kwargs, output in _calls(fresh, cls, inputs):
+        calls = _calls(fresh, cls, inputs)
+        if not calls and (rows, tokens) in more:
+            raise NotStraight(f"it may do something else for {rows} texts of {tokens} tokens")
+        for module, args, kwargs, output in calls:
             try:
                 found = forward(module, *args, **kwargs)
             except Exception as error:

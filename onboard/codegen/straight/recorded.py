@@ -65,7 +65,7 @@ def recorded(
         reason = next(iter(watched.failed.values()), one_line(error))
         raise NotRun(reason) from error
     limit = getattr(model.config, "max_position_embeddings", None)
-    _check_guards(env, limit if isinstance(limit, int) else 0)
+    watched.single = _check_guards(env, limit if isinstance(limit, int) else 0)
     if not twice:
         return watched
     if changed := [key for key, value in counted[0].items() if counted[1].get(key) != value]:
@@ -90,14 +90,19 @@ def _inputs(mode: FakeTensorMode, positions: bool) -> dict[str, torch.Tensor]:
         return {"input_ids": ids, "position_ids": torch.zeros_like(ids)}
 
 
-def _check_guards(env: ShapeEnv, longest: int) -> None:
+def _check_guards(env: ShapeEnv, longest: int) -> set[int]:
     """Refuse what is decided by sizes, unless by their being two or more, and not more than a text
-    has positions.
+    has positions. Return single sizes that something was decided for, which torch does for tables:
+    what happens there has to be tried.
     """
+    single = set()
     for guard in env.guards:
-        if not _always(guard.expr, longest):
-            place = next((str(item) for item in [guard.sloc] if PACKAGE in str(item)), "")
-            raise NotStraight(f"it does something else for some sizes ({guard.expr}){place}")
+        match guard.expr:
+            case sympy.Ne(args=(sympy.Symbol(), sympy.Integer() as size)) if size <= longest:
+                single.add(int(size))
+            case expr if not _always(expr, longest):
+                raise NotStraight(f"it does something else for some sizes ({expr})")
+    return single
 
 
 def _always(expr: Any, longest: int) -> bool:

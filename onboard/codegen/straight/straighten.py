@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.straight.checked import check_straight
 from onboard.codegen.straight.lines import NotStraight
@@ -20,6 +22,7 @@ from onboard.codegen.straight.merged import Sample, merged
 from onboard.codegen.straight.printed import definition
 from onboard.codegen.straight.recorded import NotRun, recorded
 from onboard.codegen.straight.rolled import rolled
+from onboard.codegen.straight.watch import Watched
 from onboard.hf.copied_model import copied
 from onboard.hf.hf_model import build_reference, unquantised
 from onboard.hf.parameters_on import without_memory
@@ -27,45 +30,60 @@ from onboard.hf.parameters_on import without_memory
 Definition = tuple[ModuleSource, ast.FunctionDef]
 
 
-def straight_forward(
-    cls: type,
-    model: nn.Module,
-    config: PretrainedConfig,
-    leaves: Collection[Any],
-    positions: bool,
-) -> Definition:
-    """Return a definition of a class's forward without branches, calls of helpers and objects.
+class Recordings:
+    """What the classes of a model do, in the small one and in others.
 
     Args:
-        cls: the class, of modules of `model`.
         model: the small model.
         config: that of the whole one.
         leaves: functions whose calls stay.
         positions: the model is given positions.
-
-    Raises:
-        NotStraight: what it does depends on more than sizes, or cannot be written.
     """
-    found = find_method(cls, "forward")
-    if found is None:
-        raise NotStraight(f"{cls.__name__} has no forward")
-    samples: list[Sample] = []
-    for index, (one, needed) in enumerate(_models(model, config)):
-        try:
-            samples += _samples(one, cls, leaves, positions, twice=index == 0)
-        except NotRun:
-            if needed:
-                raise
-    made = definition(merged(samples), found[1])
-    source = _source(found[0])
-    check_straight(made, source.namespace, cls, model)
-    return source, made
+
+    def __init__(
+        self, model: nn.Module, config: PretrainedConfig, leaves: Collection[Any], positions: bool
+    ) -> None:
+        self.model, self.config = model, config
+        self.leaves, self.positions = leaves, positions
+        kinds = (type(module) for module in model.modules())
+        self.classes = {cls for cls in kinds if cls.__module__.split(".")[0] == PACKAGE}
+
+    @cached_property
+    def runs(self) -> list[tuple[nn.Module, Watched]]:
+        """The models that ran, and what was recorded; errors are those of `straight_forward`."""
+        found = []
+        for index, (one, needed) in enumerate(_models(self.model, self.config)):
+            twice = index == 0
+            try:
+                run = recorded(one, self.classes, self.leaves, self.positions, twice=twice)
+            except NotRun:
+                if needed:
+                    raise
+                continue
+            found.append((one, run))
+        return found
+
+    def straight_forward(self, cls: type) -> Definition:
+        """Return a definition of a class's forward without branches, calls of helpers and objects.
+
+        Raises:
+            NotStraight: what it does depends on more than sizes, or cannot be written.
+        """
+        found = find_method(cls, "forward")
+        if found is None or cls not in self.classes:
+            raise NotStraight("it has no forward of the repository's")
+        samples: list[Sample] = []
+        single: set[int] = set()
+        for one, run in self.runs:
+            samples += _samples(one, cls, run)
+            single |= _to_try(one, run.single, self.model, single)
+        made = definition(merged(samples), found[1])
+        source = _source(found[0])
+        check_straight(made, source.namespace, cls, self.model, single)
+        return source, made
 
 
-def _samples(
-    model: nn.Module, cls: type, leaves: Collection[Any], positions: bool, *, twice: bool
-) -> list[Sample]:
-    watched = recorded(model, {cls}, leaves, positions, twice=twice)
+def _samples(model: nn.Module, cls: type, watched: Watched) -> list[Sample]:
     if cls in watched.failed:
         raise NotStraight(watched.failed[cls])
     dtype = next(model.parameters()).dtype
@@ -73,6 +91,14 @@ def _samples(
     if not calls:
         raise NotStraight("it is not run")
     return [Sample(rolled(straight, module), by, dtype) for module, straight, by in calls]
+
+
+def _to_try(one: nn.Module, single: set[int], small: nn.Module, known: set[int]) -> set[int]:
+    """Return the single sizes to try with the small model: a text of all positions of the whole
+    model is one of all positions of the small one.
+    """
+    ends = [getattr(model.config, "max_position_embeddings", None) for model in (one, small)]
+    return {size for size in single if size != ends[0] or ends[1] not in known}
 
 
 def _models(model: nn.Module, config: PretrainedConfig) -> Iterator[tuple[nn.Module, bool]]:

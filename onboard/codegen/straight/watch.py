@@ -39,6 +39,8 @@ class Watched:
     found: dict[type, list[tuple[nn.Module, Straight, Recorder]]] = field(default_factory=dict)
     known: dict[int, tuple[Recorder, Any]] = field(default_factory=dict)
     """What was computed so far, by this recording or an earlier one: code may keep it."""
+    single: set[int] = field(default_factory=set)
+    """Numbers of tokens, or of texts, that something was decided for."""
     failed: dict[type, str] = field(default_factory=dict)
     """Why a class has none. Code may catch errors: the first counts."""
 

@@ -40,7 +40,7 @@ from onboard.analysis.repository import install
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.codegen.straight.lines import NotStraight
-from onboard.codegen.straight.straighten import straight_forward
+from onboard.codegen.straight.straighten import Recordings
 found = {}
 for folder in map(Path, sys.argv[1:]):
     config = json.loads((folder / "config.json").read_text())
@@ -50,7 +50,7 @@ for folder in map(Path, sys.argv[1:]):
     name = "Block" if folder.name.startswith("layer") else "Mlp"
     cls = next(type(module) for module in model.modules() if type(module).__name__ == name)
     try:
-        found[folder.name] = ast.unparse(straight_forward(cls, model, whole, [], True)[1])
+        found[folder.name] = ast.unparse(Recordings(model, whole, [], True).straight_forward(cls)[1])
     except NotStraight as error:
         found[folder.name] = f"refused: {error}"
 print("FOUND" + json.dumps(found))
