@@ -75,6 +75,10 @@ def replace_attention(
     runs = DoubleRuns(gm)
     while True:
         values = _short_values(gm, runs, samples)
+        if not values:
+            return [
+                CoreFinding("", reason=f"the model does not read texts of {SHORT[0][1]} tokens")
+            ]
         tokens = _content(gm, values)
         left = (each for each in candidates(gm, tokens) if each.scores not in tried)
         candidate = next(left, None)

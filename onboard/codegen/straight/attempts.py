@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.source import class_node
+from onboard.analysis.tiny.tiny_config import one_line
 from onboard.codegen.straight.lines import NotStraight
 from onboard.codegen.straight.said import doubt
-from onboard.codegen.straight.straighten import straight_forward
+from onboard.codegen.straight.straighten import Recordings
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.program import uses
 from onboard.codegen.translate.language.program.classes import Translator
@@ -43,17 +47,20 @@ def straightened(
     error, said, refused = first, [], set[type]()
     leaves = [*_leaves(translator.findings)]
     positions = "position_ids" in uses.inputs_of(type(translator.model))
+    recordings = Recordings(translator.model, config, leaves, positions)
     while len(translator.straight) < _MOST:
         cls = next(_in_the_way(translator, error, refused), None)
         if cls is None:
             break
         try:
-            made = straight_forward(cls, translator.model, config, leaves, positions)
-        except NotStraight as reason:
+            made = recordings.straight_forward(cls)
+        except Exception as reason:  # of code that runs as its author never ran it
             refused.add(cls)
-            said.append(f"{cls.__name__} cannot be recorded: {reason}")
+            known = str(reason) if isinstance(reason, NotStraight) else one_line(reason)
+            said.append(f"{cls.__name__} cannot be recorded: {known}")
             continue
         translator.straight[cls] = made
+        said += filter(None, [recordings.no_attention.get(cls)])
         try:
             text = _anew(attempt, translator)
         except Untranslatable as next_error:
@@ -80,14 +87,20 @@ def _in_the_way(translator: Translator, error: Untranslatable, refused: set[type
     done = refused | translator.straight.keys()
     classes = list(dict.fromkeys(type(module) for module in translator.model.modules()))
     for block in error.blocks:
-        for cls in classes:
-            if cls not in done and block in (owner.__name__ for owner in cls.__mro__):
-                yield cls
+        named = [cls for cls in classes if block in (owner.__name__ for owner in cls.__mro__)]
+        yield from (cls for cls in named if cls not in done)
+        if refused & set(named):
+            return  # what calls it is none the better for being recorded
     if error.blocks:
         return
-    for cls in reversed(classes):
-        if cls not in done and _is_written(translator, cls):
-            yield cls
+    left = [cls for cls in reversed(classes) if cls not in done and _is_written(translator, cls)]
+    yield from sorted(left, key=lambda cls: not _mentions(cls, str(error)))
+
+
+def _mentions(cls: type, message: str) -> bool:
+    """Whether a class's code has the global name that an error is about."""
+    found = re.match(r"the global (\w+)", message)
+    return bool(found and re.search(rf"\b{found[1]}\b", ast.unparse(class_node(cls))))
 
 
 def _is_written(translator: Translator, cls: type) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from onboard.codegen.straight.lines import (
     Of,
     Own,
     Ref,
+    Size,
     Straight,
     in_order,
+    mapped,
+    outer_leaves,
 )
 from onboard.codegen.straight.sizes import Symbolic, known_sizes, plain, written
 
@@ -34,15 +38,22 @@ class Recorder:
     Args:
         module: whose forward it is.
         given: its arguments, by the names of its parameters.
+        computed: what other recordings have computed, by the ids of the tensors.
     """
 
-    def __init__(self, module: nn.Module, given: Mapping[str, Any]) -> None:
-        self.module = module
+    def __init__(
+        self,
+        module: nn.Module,
+        given: Mapping[str, Any],
+        computed: dict[int, tuple[Recorder, Any]],
+    ) -> None:
+        self.module, self.computed = module, computed
         self.lines: list[Line] = []
         self.values: dict[int, Any] = {}
         self.kept: list[Any] = []
         self.inputs: dict[Given, torch.Tensor] = {}
         self.stale: set[int] = set()
+        self.again: dict[int, dict[int, int]] = {}
         self.numbers: dict[str, Any] = {}
         self.modules = {
             id(part): tuple(path.split("."))
@@ -100,6 +111,13 @@ class Recorder:
             return self.values[id(tensor)]
         if id(tensor) in self.own:
             return Own(self.own[id(tensor)])
+        if (
+            (kept := self.computed.get(id(tensor))) is not None
+            and kept[0] is not self
+            and id(tensor) not in kept[0].stale
+        ):
+            self.values[id(tensor)] = self._again(*kept, self.again.setdefault(id(kept[0]), {}))
+            return self.values[id(tensor)]
         raise NotStraight(
             f"a tensor {[*map(str, tensor.shape)]} that is neither given nor one of the module's"
         )
@@ -114,9 +132,9 @@ class Recorder:
 
     def call(self, kind: str, target: Any, args: Any, kwargs: Any, result: Any, place: Any) -> None:
         """Record a call and what it gave."""
-        number = len(self.lines)
         made = tuple(self.expression(item) for item in args)
         named = tuple((key, self.expression(item)) for key, item in kwargs.items())
+        number = len(self.lines)
         self.lines.append(Line(kind, target, made, named, number, place, result))
         self._give(Ref(number), result)
 
@@ -128,11 +146,44 @@ class Recorder:
     def _give(self, place: Ref, result: Any) -> None:
         if isinstance(result, torch.Tensor):
             self.values[id(result)] = place
+            self.computed[id(result)] = self, place
             self.stale.discard(id(result))
             self.kept.append(result)
             return
         for key, item in parts(result) or ():
             self._give(Ref(place.number, (*place.path, key)), item)
+
+    def _again(self, other: Recorder, place: Any, done: dict[int, int]) -> Any:
+        """Record once more what an earlier recording has computed of nothing but sizes and numbers,
+        and code has kept.
+        """
+
+        def change(leaf: Any) -> Any:
+            if not isinstance(leaf, Ref):
+                return leaf
+            if leaf.number not in done:
+                line = other.lines[leaf.number]
+                self._check_kept(line, other)
+                line = mapped(change, line)
+                done[leaf.number] = len(self.lines)
+                self.lines.append(replace(line, number=len(self.lines)))
+            return replace(leaf, number=done[leaf.number])
+
+        return mapped(change, place)
+
+    def _check_kept(self, line: Line, other: Recorder) -> None:
+        if type(other.module) is not type(self.module):
+            raise NotStraight("a tensor that a module of another class has computed")
+        for leaf in outer_leaves((line.args, line.kwargs)):
+            if isinstance(leaf, Given | Own):
+                raise NotStraight("a tensor that was computed of other texts, or of weights")
+            if isinstance(leaf, Size) and other.size(leaf) != self.size(leaf):
+                raise NotStraight("a tensor that was computed for a text of another length")
+
+    def size(self, place: Size) -> Any:
+        """Return a size of an input."""
+        found = self.inputs.get(place.of)
+        return None if found is None else plain(found.shape[place.dim])
 
     def changed(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is about to change in place.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,26 +149,47 @@ def leaves(value: Any) -> list[Any]:
     return found
 
 
+def outer_leaves(value: Any) -> Iterator[Any]:
+    """Yield what a value is made of, sizes and dtypes of tensors as they are."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from outer_leaves(item)
+    elif isinstance(value, slice):
+        yield from outer_leaves((value.start, value.stop, value.step))
+    elif type(value) in _HELD and not isinstance(value, Size | Of):
+        for name in _HELD[type(value)]:
+            yield from outer_leaves(getattr(value, name))
+    else:
+        yield value
+
+
 def in_order(straight: Straight) -> Straight:
-    """Return a recording with the calls that its result needs, each before the first that needs it,
-    numbered from 0.
+    """Return a recording with the calls that its result needs, each once and before the first that
+    needs it, numbered from 0.
     """
     calls = {line.number: line for line in straight.lines}
     order: dict[int, int] = {}
+    lines: list[Line] = []
+    same: dict[str, int] = {}
 
     def visit(value: Any) -> None:
         for leaf in leaves(value):
             if isinstance(leaf, Ref) and leaf.number not in order:
                 visit(calls[leaf.number])
-                order.setdefault(leaf.number, len(order))
+                line = _numbered(calls[leaf.number], order)
+                key = repr((line.kind, line.target, line.args, line.kwargs))
+                if line.kind != "module" and key in same:
+                    order[leaf.number] = same[key]
+                    continue
+                order[leaf.number] = same[key] = len(lines)
+                lines.append(replace(line, number=len(lines)))
 
     visit(straight.result)
-    lines = tuple(_numbered(calls[number], order) for number in order)
-    return Straight(lines, _numbered(straight.result, order))
+    return Straight(tuple(lines), _numbered(straight.result, order))
 
 
 def _numbered(value: Any, order: dict[int, int]) -> Any:
     def change(leaf: Any) -> Any:
-        return replace(leaf, number=order[leaf.number]) if isinstance(leaf, Ref | Line) else leaf
+        return replace(leaf, number=order[leaf.number]) if isinstance(leaf, Ref) else leaf
 
     return mapped(change, value)

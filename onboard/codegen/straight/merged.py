@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.source import class_node
 from onboard.codegen.straight.frames import Recorder
 from onboard.codegen.straight.lines import (
     Arithmetic,
@@ -71,7 +75,7 @@ def _merge(values: Sequence[Any], samples: Sequence[Sample]) -> Any:
             raise NotStraight("it gives values of different types")
         return replace(first, **parts)
     if all(value == first for value in values):
-        return first
+        return _named(first, samples)
     if type(first) in (int, float, torch.dtype):
         return _explained(values, samples)
     raise NotStraight(f"it does different things ({_shown(values)})")
@@ -103,6 +107,38 @@ def _explained(values: Sequence[Any], samples: Sequence[Sample]) -> Any:
         if all(_equal(one, other) for one, other in zip(found, values, strict=True)):
             return expression
     raise NotStraight(f"a number that nothing explains ({_shown(values)})")
+
+
+def _named(value: Any, samples: Sequence[Sample]) -> Any:
+    """Return what the code of a module calls a number that all models have: the config may have
+    another one.
+    """
+    if type(value) not in (int, float) or value in _PLAIN:
+        return value
+    read = _attributes_read(type(samples[0].module))
+    for name in vars(samples[0].module):
+        found = [vars(sample.module).get(name) for sample in samples]
+        if name in read and all(type(f) is type(value) and f == value for f in found):
+            return Own((name,))
+    return value
+
+
+_PLAIN = (-2, -1, 0, 1, 2, 3, 4)
+"""Numbers that are dimensions, halves, squares, ... more often than a size."""
+
+
+@cache
+def _attributes_read(cls: type) -> set[str]:
+    """Return the attributes of `self` that the methods of a class read."""
+    owners = [owner for owner in cls.__mro__ if owner.__module__.split(".")[0] == PACKAGE]
+    nodes = [node for owner in owners for node in ast.walk(class_node(owner))]
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and ast.unparse(node.value) == "self"
+    }
 
 
 def _of_models_dtype(samples: Sequence[Sample]) -> Any:
@@ -144,7 +180,8 @@ def _features(samples: Sequence[Sample]) -> Iterator[Feature]:
         others = [s.recorder.inputs.get(place) for s in samples]
         for dim, size in enumerate(tensor.shape):
             if type(size) is int and all(o is not None and o.dim() > dim for o in others):
-                yield from _common(Size(place, dim), [o.shape[dim] for o in others if o is not None])  # fmt: skip
+                sizes = [other.shape[dim] for other in others if other is not None]
+                yield from _common(Size(place, dim), sizes)
     for name in _fields(first.module):
         configs = [getattr(s.module, "config", None) for s in samples]
         yield from _common(Own(("config", name)), [getattr(c, name, None) for c in configs])
@@ -161,7 +198,8 @@ def _modules_sizes(samples: Sequence[Sample]) -> Iterator[Feature]:
 
 def _fields(module: nn.Module) -> list[str]:
     config = getattr(module, "config", None)
-    return [key for key, value in vars(config).items() if type(value) in (int, float)] if config else []  # fmt: skip
+    held = vars(config) if config is not None else {}
+    return [key for key, value in held.items() if type(value) in (int, float)]
 
 
 def _common(expression: Any, values: list[Any]) -> Iterator[Feature]:
@@ -170,26 +208,31 @@ def _common(expression: Any, values: list[Any]) -> Iterator[Feature]:
 
 
 def _formulas(known: Sequence[Feature], samples: Sequence[Sample]) -> Iterator[Feature]:
+    """Yield numbers and what is computed of one or two of them, the simplest first."""
     yield from known
+    numbers = [(number, [number] * len(samples)) for number in (0, 1, 2, 3, 4)]
     for expression, values in known:
         for op, function in _UNARY:
             yield from _computed(op, (expression,), function, values)
-        for number in (2, 3, 4):
-            for sign in ("*", "//", "+", "-"):
-                constant = (number if sign in "*//" else number - 1, [number] * len(values))
-                yield from _computed(sign, (expression, constant[0]), _BINARY[sign], values, [constant[0]] * len(values))  # fmt: skip
-        yield from _computed("-", (0, expression), lambda a, b: a - b, [0] * len(values), values)
-    for one in known:
-        for other in known:
+        for number, same in numbers:
             for sign, function in _BINARY.items():
-                yield from _computed(sign, (one[0], other[0]), function, one[1], other[1])
-    dtypes = [sample.dtype for sample in samples]
+                yield from _computed(sign, (expression, number), function, values, same)
+                yield from _computed(sign, (number, expression), function, same, values)
+    for one, first in known:
+        for other, second in known:
+            for sign, function in _BINARY.items():
+                yield from _computed(sign, (one, other), function, first, second)
+    yield from _edges(samples)
+
+
+def _edges(samples: Sequence[Sample]) -> Iterator[Feature]:
+    """Yield the least and the largest number of the model's dtype."""
+    try:
+        of = Of(_of_models_dtype(samples), "dtype")
+    except NotStraight:
+        return
     for edge in ("min", "max"):
-        found = [getattr(torch.finfo(dtype), edge) for dtype in dtypes]
-        try:
-            of = Of(_of_models_dtype(samples), "dtype")
-        except NotStraight:
-            return
+        found = [getattr(torch.finfo(sample.dtype), edge) for sample in samples]
         yield Of(Arithmetic("torch.finfo", (of,)), edge), found
 
 

@@ -50,9 +50,7 @@ def _targets(statement: ast.stmt) -> list[str]:
 def _statement(file: str, line: int) -> ast.stmt | None:
     """Return the innermost simple statement at a line."""
     fitting = [
-        node
-        for node in _simple(file)
-        if node.lineno <= line <= (node.end_lineno or node.lineno)
+        node for node in _simple(file) if node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
     return fitting[-1] if fitting else None
 

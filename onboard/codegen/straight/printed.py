@@ -108,9 +108,7 @@ class _Printer:
             target = name(self.variables[ref], store=True)
             body.append(ast.Assign([target], self.expression(end)))
         lists = [_own(path, {}) for path in loop.lists]
-        items: list[ast.expr] = [
-            name(self.items[item], store=True) for item in loop.items
-        ]
+        items: list[ast.expr] = [name(self.items[item], store=True) for item in loop.items]
         source = lists[0] if len(lists) == 1 else call(name("zip"), *lists)
         target_: ast.expr = items[0] if len(items) == 1 else ast.Tuple(items, ast.Store())
         if loop.index is not None:

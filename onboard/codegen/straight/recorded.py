@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +16,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_config import one_line
+from onboard.codegen.straight.left import begun_anew, counts
 from onboard.codegen.straight.lines import NotStraight
-from onboard.codegen.straight.models import give_shapes
 from onboard.codegen.straight.watch import Watched, watching
 
 _ROWS, _LENGTH = 3, 11
@@ -31,7 +29,12 @@ class NotRun(NotStraight):
 
 
 def recorded(
-    model: nn.Module, classes: Collection[type], leaves: Collection[Any], positions: bool
+    model: nn.Module,
+    classes: Collection[type],
+    leaves: Collection[Any],
+    positions: bool,
+    *,
+    twice: bool = True,
 ) -> Watched:
     """Run a model on texts of any size and length; return what its classes did.
 
@@ -40,25 +43,33 @@ def recorded(
         classes: the classes of modules whose forwards are recorded.
         leaves: functions whose calls stay.
         positions: it is given `position_ids`.
+        twice: it runs twice, and has to do the same.
 
     Raises:
         NotStraight: it does not run so, or does something else for other sizes.
     """
     env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)  # fmt: skip
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    watched, again = (Watched(classes, leaves, PACKAGE) for _ in range(2))
-    give_shapes(model, mode)
+    watched = Watched(classes, leaves, PACKAGE)
+    again = Watched(classes, leaves, PACKAGE, known=watched.known)
+    counted = []
+    _give_shapes(model, mode)
     try:
-        with torch.no_grad(), _quiet(), _as_before():
-            for each in (watched, again):
+        with torch.no_grad(), _quiet(), begun_anew():
+            for each in (watched, again)[: 1 + twice]:
                 inputs = _inputs(mode, positions)
                 with mode, watching(each):
                     model(**inputs, use_cache=False)
+                counted.append(counts(model))
     except Exception as error:
         reason = next(iter(watched.failed.values()), one_line(error))
         raise NotRun(reason) from error
     limit = getattr(model.config, "max_position_embeddings", None)
-    _check_guards(env, limit if isinstance(limit, int) else 0)
+    watched.single = _check_guards(env, limit if isinstance(limit, int) else 0)
+    if not twice:
+        return watched
+    if changed := [key for key, value in counted[0].items() if counted[1].get(key) != value]:
+        raise NotStraight(f"it counts its calls ({changed[0]})")
     for cls in watched.found:
         once, twice = ([item[1] for item in each.found.get(cls, [])] for each in (watched, again))
         if once != twice:
@@ -79,26 +90,36 @@ def _inputs(mode: FakeTensorMode, positions: bool) -> dict[str, torch.Tensor]:
         return {"input_ids": ids, "position_ids": torch.zeros_like(ids)}
 
 
-def _check_guards(env: ShapeEnv, longest: int) -> None:
+def _check_guards(env: ShapeEnv, longest: int) -> set[int]:
     """Refuse what is decided by sizes, unless by their being two or more, and not more than a text
-    has positions.
+    has positions. Return single sizes that something was decided for, which torch does for tables:
+    what happens there has to be tried.
     """
+    single = set()
     for guard in env.guards:
-        if not _always(guard.expr, longest):
-            place = next((str(item) for item in [guard.sloc] if PACKAGE in str(item)), "")
-            raise NotStraight(f"it does something else for some sizes ({guard.expr}){place}")
+        match guard.expr:
+            case sympy.Ne(args=(sympy.Symbol(), sympy.Integer() as size)) if size <= longest:
+                single.add(int(size))
+            case expr if not _always(expr, longest):
+                raise NotStraight(f"it does something else for some sizes ({expr})")
+    return single
 
 
 def _always(expr: Any, longest: int) -> bool:
+    """Whether a condition holds for all sizes of two or more, or for those up to a length."""
     symbols = sorted(expr.free_symbols, key=str)
-    free = [sympy.Symbol(f"n{index}", integer=True, nonnegative=True) for index, _ in enumerate(symbols)]  # fmt: skip
-    above = expr.subs({old: new + 2 for old, new in zip(symbols, free, strict=True)})
-    if sympy.simplify(above) == sympy.true:
+    above = {
+        symbol: sympy.Symbol(f"n{index}", integer=True, nonnegative=True) + 2
+        for index, symbol in enumerate(symbols)
+    }
+    if sympy.simplify(expr.subs(above)) == sympy.true:
         return True
     if len(symbols) != 1 or not isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
         return False
     difference = expr.lhs - expr.rhs
-    is_linear = sympy.Poly(difference, symbols[0]).degree() == 1 if difference.is_polynomial(symbols[0]) else False  # fmt: skip
+    if not difference.is_polynomial(symbols[0]):
+        return False
+    is_linear = sympy.Poly(difference, symbols[0]).degree() == 1
     return bool(is_linear and all(expr.subs(symbols[0], size) for size in (2, longest)))
 
 
@@ -110,40 +131,14 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _as_before() -> Iterator[None]:
-    """Put back what code leaves at its classes and in its modules."""
-    spaces = list(_spaces())
-    before = [dict(vars(space)) for space in spaces]
-    inner = [{key: copy.copy(value) for key, value in old.items() if type(value) in (dict, list, set)} for old in before]  # fmt: skip
-    try:
-        yield
-    finally:
-        for space, old, copies in zip(spaces, before, inner, strict=True):
-            _restore(space, old, copies)
-
-
-def _restore(space: Any, old: dict[str, Any], copies: dict[str, Any]) -> None:
-    for key, value in list(vars(space).items()):
-        if key not in old:
-            delattr(space, key)
-        elif value is not old[key]:
-            setattr(space, key, old[key])
-    for key, value in copies.items():
-        held = old[key]
-        if isinstance(held, list):
-            held[:] = value
-        elif held != value or True:
-            held.clear()
-            held.update(value)
-
-
-def _spaces() -> Iterator[Any]:
-    """Yield the modules of the repository's code, and their classes."""
-    for name in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
-        module = sys.modules[name]
-        if name != PACKAGE:
-            yield module
-        for value in list(vars(module).values()):
-            if isinstance(value, type) and value.__module__.split(".")[0] == PACKAGE:
-                yield value
+def _give_shapes(model: nn.Module, mode: FakeTensorMode) -> None:
+    """Put tensors without values in the place of those on the meta device."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, item in list(module._parameters.items()):
+            if item is not None and item.is_meta and id(item) not in made:
+                with mode:
+                    empty = torch.empty(item.shape, dtype=item.dtype)
+                made[id(item)] = nn.Parameter(empty, requires_grad=False)
+            if item is not None and id(item) in made:
+                module._parameters[name] = made[id(item)]

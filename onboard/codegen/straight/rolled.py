@@ -145,14 +145,21 @@ def _rolled_at(
     loop = Repeat(
         tuple(lists), tuple(names.values()), body, carried, _INDEX if uses_index else None
     )
-    return _behind(straight, replace(loop, body=_named(body, names), carried=_named(carried, names)), begin, end, width)  # fmt: skip
+    loop = replace(loop, body=_named(body, names), carried=_named(carried, names))
+    return _behind(straight, loop, begin, end, width)
 
 
 class _Turn:
     """The lines of one module of a list, in terms that all have in common."""
 
     def __init__(
-        self, lines: Sequence[Line], begin: int, width: int, turn: int, module: nn.Module, count: int
+        self,
+        lines: Sequence[Line],
+        begin: int,
+        width: int,
+        turn: int,
+        module: nn.Module,
+        count: int,
     ) -> None:
         self.lines = lines[begin + turn * width : begin + (turn + 1) * width]
         self.before = lines[begin + (turn - 1) * width : begin + turn * width] if turn else ()
@@ -220,11 +227,11 @@ def _common(values: Sequence[Any], starts: dict[Any, Any]) -> Any:
         NotStraight: they differ in something else.
     """
     first, *later = values
-    if later and all(value == later[0] for value in later):
-        if isinstance(later[0], _Mark) and later[0].kind == "before":
-            if starts.setdefault(later[0], first) != first:
-                raise NotStraight("a loop that begins with different values")
-            return later[0]
+    carried = later[0] if later and all(value == later[0] for value in later) else None
+    if isinstance(carried, _Mark) and carried.kind == "before":
+        if starts.setdefault(carried, first) != first:
+            raise NotStraight("a loop that begins with different values")
+        return carried
     if all(type(value) is type(first) and value == first for value in values):
         return first
     if all(type(value) is int and value == turn for turn, value in enumerate(values)):
@@ -250,7 +257,9 @@ def _names(lists: Sequence[Path]) -> dict[Path, str]:
     found: dict[Path, str] = {}
     for path in lists:
         stem = path[-1].rstrip("s") if path[-1].isidentifier() else "item"
-        stem = stem if stem and stem not in found.values() and stem != path[-1] else f"{path[-1]}_item"
+        stem = (
+            stem if stem and stem not in found.values() and stem != path[-1] else f"{path[-1]}_item"
+        )
         found[path] = stem
     return found
 

@@ -11,7 +11,11 @@ import torch
 
 from onboard.codegen.straight.lines import Arithmetic, Given, NotStraight, Size
 
-_NAMES = {"FloorDiv": "//", "CleanDiv": "//", "IntTrueDiv": "/", "FloatTrueDiv": "/", "Mod": "%", "PythonMod": "%"}  # fmt: skip
+_NAMES = {
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), "//"),
+    **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv"), "/"),
+    **dict.fromkeys(("Mod", "PythonMod"), "%"),
+}
 
 
 @dataclass(frozen=True)

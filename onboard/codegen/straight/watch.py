@@ -37,6 +37,10 @@ class Watched:
     stack: list[Recorder | None] = field(default_factory=list)
     """The recordings under way, the innermost last; None: what runs is a call in one."""
     found: dict[type, list[tuple[nn.Module, Straight, Recorder]]] = field(default_factory=dict)
+    known: dict[int, tuple[Recorder, Any]] = field(default_factory=dict)
+    """What was computed so far, by this recording or an earlier one: code may keep it."""
+    single: set[int] = field(default_factory=set)
+    """Numbers of tokens, or of texts, that something was decided for."""
     failed: dict[type, str] = field(default_factory=dict)
     """Why a class has none. Code may catch errors: the first counts."""
 
@@ -64,8 +68,10 @@ class Watched:
         """Record a call."""
         if self.recorder is None:
             return
+        is_torchs = kind in ("function", "method")
+        given = {k: v for k, v in kwargs.items() if not (is_torchs and _is_usual(k, v))}
         try:
-            self.recorder.call(kind, target, args, kwargs, result, self.place())
+            self.recorder.call(kind, target, args, given, result, self.place())
         except NotStraight as error:
             self.fail(str(error))
 
@@ -77,6 +83,11 @@ class Watched:
                 return frame.f_code.co_filename, frame.f_lineno
             frame = frame.f_back  # type: ignore[assignment]
         return "", 0
+
+
+def _is_usual(name: str, value: Any) -> bool:
+    """Whether a keyword is one that torch's functions add, or says what is so without it."""
+    return name == "_stacklevel" or value is None or (name == "inplace" and value is False)
 
 
 def _at(place: tuple[str, int]) -> str:
@@ -99,6 +110,8 @@ def watching(watched: Watched) -> Iterator[None]:
             replaced = _leaf(watched, name[1], function)
             stack.enter_context(mock.patch.dict(vars(sys.modules[name[0]]), {name[1]: replaced}))
         stack.enter_context(_Functions(watched))
+        # A table by sizes has one entry for each symbol, as it has one for each length
+        stack.enter_context(mock.patch.object(torch.SymInt, "__hash__", lambda n: hash(str(n.node.expr))))  # fmt: skip
         yield
 
 
@@ -146,7 +159,7 @@ def _record(
     wanted = type(module) in watched.classes
     if not wanted or (recorder is not None and recorder.module is module):
         return forward(module, *args, **kwargs)
-    made = Recorder(module, bound(forward, module, args, kwargs))
+    made = Recorder(module, bound(forward, module, args, kwargs), watched.known)
     with watched.inside(made):
         result = forward(module, *args, **kwargs)
         try:
