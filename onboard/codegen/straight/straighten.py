@@ -84,8 +84,8 @@ class Recordings:
         made = definition(straight, found[1])
         source = _source(found[0])
         check_straight(made, source.namespace, cls, self.model, single)
-        better, found = improved(straight, cls, self.model, positions=self.positions)
-        reasons = [each.reason for each in found if each.reason]
+        better, findings = improved(straight, cls, self.model, positions=self.positions)
+        reasons = [each.reason for each in findings if each.reason]
         if reasons:
             self.no_attention[cls] = f"{cls.__name__} has no attention of the op: {reasons[0]}"
         return source, made if better is straight else definition(better, found[1])
