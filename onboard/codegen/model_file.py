@@ -25,6 +25,8 @@ from onboard.codegen.format import format_python
 from onboard.codegen.model_imports import import_lines
 from onboard.codegen.plain_names import with_plain_names
 from onboard.codegen.spec_findings import findings_of
+from onboard.codegen.straight.attempts import straightened
+from onboard.codegen.straight.said import doubt, with_origin
 from onboard.codegen.translate.language.findings import Recognised
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState
@@ -51,7 +53,7 @@ def generate_model_file(spec: ModelSpec) -> str:
     """
     translator, model = make_translator(spec)
     try:
-        functions, blocks, imports = _parts_either_way(translator, spec)
+        text = _text_or_straight(translator, spec)
     except OnboardError:
         raise
     except Exception as error:
@@ -65,7 +67,35 @@ def generate_model_file(spec: ModelSpec) -> str:
             hint=_MODELING_ERRORS,
             block=getattr(error, "block", ""),
         ) from error
-    plain = _own_config(type(model.config), spec) if spec.repository else None
+    check_mixing(text, model)
+    return text
+
+
+def _text_or_straight(translator: Translator, spec: ModelSpec) -> str:
+    """Return a file's text; where code of a repository leads nowhere, or to what files may not have,
+    with what the forwards of its classes do in their place.
+    """
+    try:
+        text = _text(translator, spec)
+        first = doubt(text, translator.model) if spec.repository else None
+    except Untranslatable as error:
+        if spec.repository is None:
+            raise
+        text, first = "", error
+    if first is None:
+        return text
+    whole = load_config(spec.config)
+    try:
+        return straightened(lambda: _text(translator, spec), translator, whole, first)
+    except Untranslatable:
+        if text:
+            return text  # as it is written: its reader decides
+        raise
+
+
+def _text(translator: Translator, spec: ModelSpec) -> str:
+    functions, blocks, imports = _parts_either_way(translator, spec)
+    plain = _own_config(type(translator.model.config), spec) if spec.repository else None
     text = render(
         "model/model.py.j2",
         plain_config=plain,
@@ -84,7 +114,6 @@ def generate_model_file(spec: ModelSpec) -> str:
         config_class=spec.config_class,
         first_position=first_position_expression(spec, "config"),
     )
-    check_mixing(text, model)
     return format_python(with_plain_names(text))
 
 
@@ -243,6 +272,7 @@ def _block(
         docstring += (
             f"\n\n    Not run, for checkpoints have them: {', '.join(item.weights_only)}.\n    "
         )
+    docstring = with_origin(docstring, item.cls, translator.straight)
     eager = tuple(spec.eager) if item.name == spec.architecture else ()
     fields: dict[str, Any] = {
         "base": item.base,

@@ -44,6 +44,14 @@ def check_mixing(text: str, model: nn.Module) -> None:
     )
 
 
+def written_out(text: str, model: nn.Module) -> tuple[str, str] | None:
+    """Return path and class of the module in which a model's tokens reach one another where the text
+    of its file has no op with a cache; None where it has one, or they do nowhere.
+    """
+    known = stateful_ops() | attention_ops()
+    return None if known.intersection(_OP.findall(text)) else mixing_module(model)
+
+
 def unknown_mixing(model: nn.Module, known: Collection[str]) -> str | None:
     """Return why a model that could not be translated has no cache, whatever stopped it: in a
     class, none of the `known` ones, tokens reach one another, and its code has no known form

@@ -104,9 +104,13 @@ def _of_own_code(context: RunContext) -> _Made:
     """Do the same in the process that may run the model's own code, and look at what comes from
     there.
     """
+    from onboard.codegen.straight.said import recorded_classes
+
     made = remote.call(context, "generate", spec=context.spec.to_yaml())
     vet_model_file(made.text, context.spec)
-    return _Made(made.text, made.worst)
+    classes = recorded_classes(made.text)
+    said = f"{', '.join(classes)}: forwards as recorded, not as written" if classes else ""
+    return _Made(made.text, made.worst, said)
 
 
 def same_but_revision(first: str, second: str) -> bool:

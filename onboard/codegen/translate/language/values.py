@@ -244,14 +244,16 @@ class Unread(Value):
     """A value without a translation, of a variable that nothing may read."""
 
     reason: str
+    blocks: tuple[str, ...] = ()
+    """The classes whose code led there."""
 
     def code(self) -> ast.expr:
         """Raise what is in the way."""
-        raise Untranslatable(self.reason)
+        raise Untranslatable(self.reason, self.blocks)
 
     def truth(self) -> bool | None:
         """Raise what is in the way."""
-        raise Untranslatable(self.reason)
+        raise Untranslatable(self.reason, self.blocks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,6 +106,8 @@ class Translator(Program):
         self.pairs_positions = False
         self.writes_positions = False
         self.argument_facts: dict[tuple[str, str], dict[str, Value]] = {}
+        self.straight: dict[type, tuple[ModuleSource, ast.FunctionDef]] = {}
+        """Classes whose forward is translated from another definition than that of their code."""
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes since methods called in its place need them."""
         self.reset()
@@ -389,12 +391,15 @@ class Translator(Program):
         if found is None or found[0].__module__.startswith("torch."):
             raise Untranslatable(f"{state.cls.__name__}.{attr}")
         owner, node = found
+        source = module_source(owner.__module__)
+        if attr == "forward" and state.cls in self.straight:
+            source, node = self.straight[state.cls]
         static = "staticmethod" in {ast.unparse(item) for item in node.decorator_list}
         bound, rest = bind(node, args, method=not static)
         key = ("method", f"{state.cls.__qualname__}.{attr}")
         self._learn(key, node, {**bound, **rest}, attr in state.methods)
         if attr not in state.methods:
-            frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
+            frame = Frame(self, source, "forward", state, owner)
             made = self.mechanisms.forward(state, node, frame) if attr == "forward" else None
             if made is not None:
                 state.methods[attr] = made

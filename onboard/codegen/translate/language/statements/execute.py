@@ -75,7 +75,7 @@ def _assign(node: ast.Assign, frame: Frame) -> None:
         if frame.branches or not plain or isinstance(error, Differing):
             raise
         syntax.note_place(error, frame.source.location(node))
-        value = Unread(syntax.with_place(error, str(error)))
+        value = Unread(syntax.with_place(error, str(error)), syntax.led_by(error, frame))
     for target in node.targets:
         store(target, value, frame, node)
         if isinstance(target, ast.Name) and isinstance(value, Code) and not value.static:

@@ -17,6 +17,11 @@ TOO_LONG = "not covered: texts of more tokens"
 class Untranslatable(Exception):
     """A construct that has no translation; the message says which."""
 
+    def __init__(self, message: str, blocks: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.blocks = blocks
+        """The classes whose code led there, the innermost first."""
+
     block = ""
     """The class of the modeling code that has it, where that is known."""
     place = ""
@@ -34,9 +39,16 @@ def noted(execute: E) -> E:
             return execute(statements, frame)
         except Untranslatable as error:
             error.block = error.block or getattr(frame.owner, "__name__", "")
+            error.blocks = led_by(error, frame)
             raise
 
     return cast(E, executed)
+
+
+def led_by(error: Untranslatable, frame: Any) -> tuple[str, ...]:
+    """Return the classes whose code led to an error, that of a frame with them."""
+    owner = getattr(frame.owner, "__name__", "")
+    return tuple(dict.fromkeys(item for item in (*error.blocks, owner) if item))
 
 
 def note_place(error: Exception, place: str) -> None:

@@ -1,0 +1,120 @@
+"""Attempts at a translation, with straight forwards in the place of those that are refused."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.source import class_node
+from onboard.analysis.tiny.tiny_config import one_line
+from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.said import doubt
+from onboard.codegen.straight.straighten import Recordings
+from onboard.codegen.translate.language.findings import Findings
+from onboard.codegen.translate.language.program import uses
+from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+
+_MOST = 8
+"""Classes that are straightened for one model."""
+_OF_TRANSFORMERS = ("transformers.masking_utils",)
+"""Whose functions the translation knows as they are."""
+
+
+def straightened(
+    attempt: Callable[[], str],
+    translator: Translator,
+    config: PretrainedConfig,
+    first: Untranslatable,
+) -> str:
+    """Return the text that an attempt gives once the forwards that are in its way are straight.
+
+    Args:
+        attempt: translates with `translator`.
+        translator: has failed with `first`, and gets the definitions.
+        config: that of the whole model.
+
+    Raises:
+        Untranslatable: the first one, which says what came of it.
+    """
+    error, said, refused = first, [], set[type]()
+    leaves = [*_leaves(translator.findings)]
+    positions = "position_ids" in uses.inputs_of(type(translator.model))
+    recordings = Recordings(translator.model, config, leaves, positions)
+    while len(translator.straight) < _MOST:
+        cls = next(_in_the_way(translator, error, refused), None)
+        if cls is None:
+            break
+        try:
+            made = recordings.straight_forward(cls)
+        except Exception as reason:  # of code that runs as its author never ran it
+            refused.add(cls)
+            known = str(reason) if isinstance(reason, NotStraight) else one_line(reason)
+            said.append(f"{cls.__name__} cannot be recorded: {known}")
+            continue
+        translator.straight[cls] = made
+        said += filter(None, [recordings.no_attention.get(cls)])
+        try:
+            text = _anew(attempt, translator)
+        except Untranslatable as next_error:
+            found: Untranslatable | None = next_error
+        else:
+            if (found := doubt(text, translator.model)) is None:
+                return text
+        said.append(f"with {cls.__name__} as recorded: {found}")
+        error = found
+    translator.straight.clear()
+    first.args = ("; ".join([str(first), *said]),)
+    raise first
+
+
+def _anew(attempt: Callable[[], str], translator: Translator) -> str:
+    translator.argument_facts.clear()
+    translator.shared.clear()
+    translator.knows_masks, translator.implementation = True, "onboard"
+    return attempt()
+
+
+def _in_the_way(translator: Translator, error: Untranslatable, refused: set[type]) -> Iterator[Any]:
+    """Yield the classes of modules whose code led to an error, the innermost first."""
+    done = refused | translator.straight.keys()
+    classes = list(dict.fromkeys(type(module) for module in translator.model.modules()))
+    for block in error.blocks:
+        named = [cls for cls in classes if block in (owner.__name__ for owner in cls.__mro__)]
+        yield from (cls for cls in named if cls not in done)
+        if refused & set(named):
+            return  # what calls it is none the better for being recorded
+    if error.blocks:
+        return
+    left = [cls for cls in reversed(classes) if cls not in done and _is_written(translator, cls)]
+    yield from sorted(left, key=lambda cls: not _mentions(cls, str(error)))
+
+
+def _mentions(cls: type, message: str) -> bool:
+    """Whether a class's code has the global name that an error is about."""
+    found = re.match(r"the global (\w+)", message)
+    return bool(found and re.search(rf"\b{found[1]}\b", ast.unparse(class_node(cls))))
+
+
+def _is_written(translator: Translator, cls: type) -> bool:
+    """Whether a class of the repository is translated from its code."""
+    known = {*translator.findings.recognised, *translator.findings.mixtures}
+    own = cls.__module__.split(".")[0] == PACKAGE
+    return own and cls in translator.states and cls.__name__ not in known
+
+
+def _leaves(findings: Findings) -> Iterator[Any]:
+    """Yield the functions that the translation knows by themselves."""
+    names = {*findings.ropes, *findings.single_ropes, *findings.masks, *findings.scans}
+    for key in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
+        for name, value in vars(sys.modules[key]).items():
+            known = inspect.isfunction(value) and value.__module__.startswith(_OF_TRANSFORMERS)
+            if known or (inspect.isfunction(value) and name in names):
+                yield value

@@ -1,0 +1,290 @@
+"""Forwards that the translation refuses: recorded and proven, or refused for what cannot be recorded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.odd_code import ATTENTION, save_odd
+
+_GENERATE = """
+import json, sys
+from pathlib import Path
+from onboard.analysis.analyze import analyze
+from onboard.analysis.repository import install
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.straight.said import recorded_classes
+from onboard.verify.blocks import prove
+found = {}
+for folder in map(Path, sys.argv[1:]):
+    config = json.loads((folder / "config.json").read_text())
+    try:
+        install(folder, config)
+        spec = analyze(config, folder, model=folder.name, trust_remote_code=True)
+        text = generate_model_file(spec)
+        worst = max(proof.error for proof in prove(text, spec))
+        found[folder.name] = {"text": text, "recorded": recorded_classes(text), "worst": worst}
+    except Exception as error:
+        found[folder.name] = {"error": str(error)}
+print("FOUND" + json.dumps(found))
+"""
+_RECORD = """
+import ast, json, sys
+from pathlib import Path
+from onboard.analysis.repository import install
+from onboard.analysis.tiny.loaded_config import load_config
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.straighten import Recordings
+found = {}
+for folder in map(Path, sys.argv[1:]):
+    config = json.loads((folder / "config.json").read_text())
+    install(folder, config)
+    whole = load_config(config)
+    model = build_tiny(whole)
+    name = "Block" if folder.name.startswith("layer") else "Mlp"
+    cls = next(type(module) for module in model.modules() if type(module).__name__ == name)
+    try:
+        found[folder.name] = ast.unparse(Recordings(model, whole, [], True).straight_forward(cls)[1])
+    except NotStraight as error:
+        found[folder.name] = f"refused: {error}"
+print("FOUND" + json.dumps(found))
+"""
+
+
+def _run(program: str, folders: list[Path]) -> dict[str, Any]:
+    """Run a program in a process of its own, for this one must never have the code imported."""
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *map(str, folders)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "FOUND" in made.stdout, made.stderr[-3000:]
+    found: dict[str, Any] = json.loads(made.stdout.rpartition("FOUND")[2])
+    return found
+
+
+HELPERS = r"""
+import re
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, partial, reduce
+from typing import NamedTuple
+
+_scale = ContextVar("scale", default=1.0)
+
+
+class Tables:
+    held = {}
+
+    @classmethod
+    def get(cls, key, make):
+        if key not in cls.held:
+            cls.held[key] = make()
+        return cls.held[key]
+
+
+@lru_cache(maxsize=None)
+def rates(size, theta):
+    return 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+
+
+@contextmanager
+def scaled(by):
+    token = _scale.set(by)
+    try:
+        yield
+    finally:
+        _scale.reset(token)
+
+
+class Pair(NamedTuple):
+    gate: torch.Tensor
+    up: torch.Tensor
+
+    def mixed(self):
+        return self.gate * self.up
+
+
+class Heads:
+    def __init__(self, x):
+        self.x = x
+
+    @classmethod
+    def split(cls, x, n):
+        return cls(x.unflatten(-1, (n, -1)).transpose(1, 2))
+
+    def __matmul__(self, other):
+        return Heads(self.x @ other.x.transpose(-1, -2))
+
+    def map(self, f):
+        return Heads(f(self.x))
+
+
+def power(x, n):
+    return torch.ones_like(x) if n == 0 else x * power(x, n - 1)
+
+
+def rearranged(x, pattern, **sizes):
+    left, right = (re.findall(r"[a-z]", side) for side in pattern.split("->"))
+    if len(left) < len(right):
+        return x.reshape(*x.shape[:-1], sizes[right[-2]], -1)
+    return x.reshape(*x.shape[:-2], -1)
+"""
+ODD_ATTENTION = ATTENTION
+for old, new in (
+    ("q = q.view(b, t, self.heads, self.size).transpose(1, 2)", "q = Heads.split(q, self.heads)"),
+    ("k = k.view(b, t, self.heads, self.size).transpose(1, 2)", "k = Heads.split(k, self.heads)"),
+    (
+        "v = v.view(b, t, self.heads, self.size).",
+        'v = rearranged(v, "b t c -> b t h d", h=self.heads).',
+    ),
+    (
+        "1.0 / self.theta ** (torch.arange(0, self.size, 2, device=x.device).float() / self.size)",
+        "rates(self.size, self.theta)",
+    ),
+    ("q, k = turn(q), turn(k)", "q, k = q.map(turn), k.map(turn)"),
+    ("q @ k.transpose(2, 3) / math.sqrt(self.size)", "(q @ k).x / math.sqrt(self.size)"),
+    (
+        "torch.triu(torch.ones(t, t, dtype=torch.bool, device=x.device), diagonal=1)",
+        "Tables.get(t, lambda: torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1))",
+    ),
+):
+    assert old in ODD_ATTENTION
+    ODD_ATTENTION = ODD_ATTENTION.replace(old, new)
+ODD_MLP = """
+f = next(f for n, f in (("relu", F.relu), ("silu", F.silu)) if n.startswith("si"))
+pair = Pair(*(getattr(self, f"{name}")(x) for name in ("gate", "up")))
+with scaled(0.5):
+    pair = pair._replace(gate=reduce(lambda h, g: g(h), [f, partial(torch.mul, _scale.get())], pair.gate))
+match pair.gate:
+    case torch.Tensor() as gate if (rank := gate.ndim) == 3:
+        h = power(pair.mixed(), rank - 1)
+    case _:
+        raise TypeError
+try:
+    h = F.not_there(h)
+except AttributeError:
+    h.mul_(2.0)
+return self.down(h)
+"""
+ODD_HEAD = f"""
+{HELPERS}
+
+def run(x, layers, position_ids):
+    return x if not layers else run(layers[0](x, position_ids), layers[1:], position_ids)
+"""
+ODD_MODEL = "return self.norm(run(self.embed(input_ids), list(self.layers), position_ids))"
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what comes of the models that are refused as they are written."""
+    folder = tmp_path_factory.mktemp("odd")
+    odd = {"attention": ODD_ATTENTION, "mlp": ODD_MLP, "model": ODD_MODEL}
+    return _run(_GENERATE, [save_odd(folder / "odd_all", head=ODD_HEAD, **odd)])
+
+
+def test_forwards_that_cannot_be_read_are_recorded_and_proven(generated: dict[str, Any]) -> None:
+    made = generated["odd_all"]
+    assert made.get("error") is None
+    assert made["recorded"] == ["Attention", "Mlp", "OddModel"]
+    assert made["worst"] < 1e-5
+    text = made["text"]
+    assert "torch.ops.onboard.torch_attention(" in text
+    assert "for layer in self.layers:" in text
+    assert "self.theta" in text  # though all models have the same number there
+    assert not any(word in text for word in ("Tables", "_scale", "rearranged", "lru_cache"))
+
+
+POWER = """
+CALLS = []
+
+
+def rec(x, n):
+    return x if n == 0 else rec(x * 1.5, n - 1)
+"""
+BRANCH = """
+h = rec(self.gate(x), 2)
+if {test}:
+    h = h * 2
+return self.down(F.silu(h) * self.up(x))
+"""
+END = "return self.down(F.silu(h) * self.up(x))"
+IN_BLOCK = """
+x = x + self.attn(self.norm1(x), position_ids)
+h = rec(self.norm2(x), 2)
+if {test}:
+    h = h * 2
+return x + self.mlp(h)
+"""
+FOOLING = {
+    "length": ({"mlp": BRANCH.format(test="x.shape[1] > 64")}, "for some sizes (s.* <= 64)"),
+    "rows": ({"mlp": BRANCH.format(test="x.shape[0] > 7")}, "for some sizes (s.* <= 7)"),
+    "both": (
+        {"mlp": BRANCH.format(test="x.shape[0] == x.shape[1]")},
+        "for some sizes",
+    ),
+    "one": ({"mlp": BRANCH.format(test="x.shape[1] == 1")}, "for 1 texts of 1 tokens"),
+    "batch": ({"mlp": BRANCH.format(test="x.shape[0] == 1")}, "for 1 texts of"),
+    "value": ({"mlp": BRANCH.format(test="x.abs().max() > 1e4")}, "reads values of a tensor"),
+    "caught": (
+        {
+            "mlp": f"try:\n    h = self.gate(x) * float(x.max() > 1e4)\nexcept Exception:\n"
+            f"    h = self.gate(x)\n{END}"
+        },
+        "reads values of a tensor",
+    ),
+    "calls": ({"mlp": BRANCH.format(test="CALLS.append(1) or len(CALLS) > 4000")}, "counts its"),
+    "layers": ({"block": IN_BLOCK.format(test="self.index == 1")}, "different numbers of steps"),
+    "layers_later": (
+        {"block": IN_BLOCK.format(test="self.index == 4")},
+        "different numbers of steps",
+    ),
+    "layers_number": (
+        {"block": IN_BLOCK.replace("h * 2", "h * (self.index + 0.5)").format(test="True")},
+        None,
+    ),
+    "luck": (
+        {"mlp": f"h = self.gate(x) * (len(str(self.gate.out_features)) + 0.25)\n{END}"},
+        "a number that nothing explains",
+    ),
+    "random": ({"mlp": f"h = self.gate(x) + torch.rand_like(self.up(x))\n{END}"}, "random"),
+    "view": (
+        {
+            "mlp": f"h = rec(self.gate(x), 1)\npart = h[:, :, :8]\nh.mul_(2.0)\n"
+            f"h = h + part.sum(-1, keepdim=True)\n{END}"
+        },
+        "changed in place by another name",
+    ),
+    "given": ({"mlp": f"h = self.gate(x)\nx += 1.0\n{END}"}, "changes in place what it is given"),
+    "part": ({"mlp": f"h = self.gate(x) * 1\nh[:, :, :3] = 0\n{END}"}, "in place"),
+    "half": (
+        {"mlp": BRANCH.format(test="x.dtype == torch.bfloat16")},
+        "different numbers of steps",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the definition of each forward, or why there is none."""
+    folder = tmp_path_factory.mktemp("fooling")
+    made = [save_odd(folder / name, head=POWER, **bodies) for name, (bodies, _) in FOOLING.items()]
+    return _run(_RECORD, made)
+
+
+@pytest.mark.parametrize("name", FOOLING)
+def test_what_depends_on_more_than_sizes_is_refused(name: str, recorded: dict[str, Any]) -> None:
+    reason = FOOLING[name][1]
+    if reason is None:
+        assert "self.index + 0.5" in recorded[name] or "refused" in recorded[name]
+        return
+    assert recorded[name].startswith("refused: ")
+    assert all(part in recorded[name] for part in reason.split("(s.*"))
