@@ -75,11 +75,12 @@ def _first_values(space: Any) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {}
     for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        for target in targets if isinstance(node, ast.Assign | ast.AnnAssign) else []:
-            value = _literal(node.value) if node.value is not None else _NO_LITERAL
-            if isinstance(target, ast.Name) and value is not _NO_LITERAL:
-                found[target.id] = value
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                found[name] = _literal(value)
     return {k: v for k, v in found.items() if v is None or type(v) in _HELD}
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from onboard.codegen.straight.functions import OPERATORS, TURNED, UNARY
-from onboard.codegen.straight.lines import (
+from onboard.codegen.straight.recorded_names import Names
+from onboard.codegen.straight.straight_lines import (
     Arithmetic,
     Given,
     Line,
@@ -29,7 +29,7 @@ from onboard.codegen.straight.lines import (
     Straight,
     leaves,
 )
-from onboard.codegen.straight.names import Names
+from onboard.codegen.straight.torch_calls import OPERATORS, TURNED, UNARY
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name
 
 
@@ -44,7 +44,8 @@ def definition(straight: Straight, original: ast.FunctionDef) -> ast.FunctionDef
     printer = _Printer(Names(taken), straight)
     body = printer.statements(straight.lines)
     body.append(ast.Return(printer.expression(straight.result)))
-    made = ast.FunctionDef(original.name, arguments, body, [], type_params=[])
+    made = deepcopy(original)
+    made.args, made.body, made.decorator_list, made.returns = arguments, body, [], None
     for node in ast.walk(made):
         if isinstance(node, ast.stmt | ast.expr):
             node.lineno = node.end_lineno = original.lineno

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 
-from onboard.codegen.straight.lines import Arithmetic, Given, NotStraight, Size
+from onboard.codegen.straight.straight_lines import Arithmetic, Given, NotStraight, Size
 
 _NAMES = {
     **dict.fromkeys(("FloorDiv", "CleanDiv"), "//"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import ModuleType
@@ -17,12 +17,12 @@ from transformers import PretrainedConfig
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.straight.checked import check_straight
-from onboard.codegen.straight.lines import NotStraight
 from onboard.codegen.straight.merged import Sample, merged
 from onboard.codegen.straight.printed import definition
 from onboard.codegen.straight.recorded import NotRun, recorded
 from onboard.codegen.straight.rolled import rolled
-from onboard.codegen.straight.watch import Watched
+from onboard.codegen.straight.straight_lines import NotStraight, Straight
+from onboard.codegen.straight.watched_calls import Watched
 from onboard.hf.copied_model import copied
 from onboard.hf.hf_model import build_reference, unquantised
 from onboard.hf.parameters_on import without_memory
@@ -77,10 +77,17 @@ class Recordings:
         for one, run in self.runs:
             samples += _samples(one, cls, run)
             single |= _to_try(one, run.single, self.model, single)
-        made = definition(merged(samples), found[1])
+        made = definition(improved(merged(samples), samples), found[1])
         source = _source(found[0])
         check_straight(made, source.namespace, cls, self.model, single)
         return source, made
+
+
+def improved(straight: Straight, samples: Sequence[Sample]) -> Straight:
+    """Return a recording in forms that the translation knows better; `samples` are what it was
+    merged of, the first one of the small model.
+    """
+    return straight
 
 
 def _samples(model: nn.Module, cls: type, watched: Watched) -> list[Sample]:

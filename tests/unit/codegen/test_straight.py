@@ -18,7 +18,7 @@ from pathlib import Path
 from onboard.analysis.analyze import analyze
 from onboard.analysis.repository import install
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.straight.said import recorded_classes
+from onboard.codegen.straight.recorded_classes import recorded_classes
 from onboard.verify.blocks import prove
 found = {}
 for folder in map(Path, sys.argv[1:]):
@@ -39,7 +39,7 @@ from pathlib import Path
 from onboard.analysis.repository import install
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_model import build_tiny
-from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.straight_lines import NotStraight
 from onboard.codegen.straight.straighten import Recordings
 found = {}
 for folder in map(Path, sys.argv[1:]):

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from onboard.codegen.straight.frames import Recorder, bound
-from onboard.codegen.straight.functions import SAME, named
-from onboard.codegen.straight.lines import NotStraight, Own, Straight
+from onboard.codegen.straight.recorders import Recorder, bound
+from onboard.codegen.straight.straight_lines import NotStraight, Own, Straight
+from onboard.codegen.straight.torch_calls import SAME, named
 
 _READ = {"__get__", "size", "dim", "stride", "numel", "ndimension", "nelement", "element_size",
     "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "get_device",
@@ -227,7 +227,7 @@ class _Functions(TorchFunctionMode):
         if name in ("__setitem__", "__set__", "__delitem__") or kwargs.get("out") is not None:
             raise NotStraight(f"it changes a tensor in place ({name})")
         kind, target = named(function)
-        if _in_place(name) or kwargs.get("inplace"):
+        if name not in SAME and (_in_place(name) or kwargs.get("inplace")):
             return self._changed(function, kind, target, args, kwargs, recorder)
         result = function(*args, **kwargs)
         if name in SAME or _is_dropout(name, args, kwargs):
