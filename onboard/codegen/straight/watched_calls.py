@@ -23,6 +23,9 @@ _READ = {"__get__", "size", "dim", "stride", "numel", "ndimension", "nelement", 
     "__len__", "__hash__", "data_ptr", "is_same_size", "has_names", "is_inference",
     "type", "__repr__", "__format__", "is_tensor", "untyped_storage", "_is_view"}  # fmt: skip
 """Calls that may give no tensor: what these say is of its kind alone."""
+_MODES = {"_set_grad_enabled", "set_grad_enabled", "is_grad_enabled", "is_autocast_enabled",
+    "get_default_dtype", "is_inference_mode_enabled", "get_autocast_dtype"}  # fmt: skip
+"""Calls that say how things are computed, which the comparison with real texts looks at."""
 _KEPT_VIEWS = ("T", "mT", "H", "mH", "real", "imag")
 
 
@@ -224,6 +227,8 @@ class _Functions(TorchFunctionMode):
                 return result
             self.watched.note(*named(function), args, kwargs, result)
             return result
+        if name in _MODES:
+            return function(*args, **kwargs)
         if name in ("__setitem__", "__set__", "__delitem__") or kwargs.get("out") is not None:
             raise NotStraight(f"it changes a tensor in place ({name})")
         kind, target = named(function)

@@ -163,6 +163,8 @@ f = next(f for n, f in (("relu", F.relu), ("silu", F.silu)) if n.startswith("si"
 pair = Pair(*(getattr(self, f"{name}")(x) for name in ("gate", "up")))
 with scaled(0.5):
     pair = pair._replace(gate=reduce(lambda h, g: g(h), [f, partial(torch.mul, _scale.get())], pair.gate))
+with torch.no_grad():
+    pair = Pair(*pair)
 match pair.gate:
     case torch.Tensor() as gate if (rank := gate.ndim) == 3:
         h = power(pair.mixed(), rank - 1)
