@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import _lru_cache_wrapper
 from typing import Any
 
 from torch import nn
@@ -100,8 +101,8 @@ def _clear_memos() -> None:
     """Forget what `functools.cache` holds."""
     for space in _spaces():
         for value in list(vars(space).values()):
-            function = getattr(value, "__func__", value)
-            if callable(getattr(function, "cache_clear", None)):
+            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            if isinstance(function, _lru_cache_wrapper):
                 function.cache_clear()
 
 

@@ -118,6 +118,9 @@ class _Printer:
         return [*before, ast.For(target_, source, body, [], lineno=0)]
 
     def _call(self, line: Line) -> ast.expr:
+        if line.target == "__getitem__":
+            owner, index = line.args
+            return ast.Subscript(self.expression(owner), self._index(index), ast.Load())
         args = [self.expression(item) for item in line.args]
         keywords = {key: self.expression(item) for key, item in line.kwargs}
         if line.kind == "attribute":
@@ -129,8 +132,6 @@ class _Printer:
         short = line.target.rpartition(".")[2]
         if (operator := _operator(short, args, keywords)) is not None:
             return operator
-        if short == "__getitem__":
-            return ast.Subscript(args[0], self._index(line.args[1]), ast.Load())
         if line.kind == "method":
             if re.fullmatch(r"__\w+__", short):
                 raise NotStraight(f"a call of {short}")

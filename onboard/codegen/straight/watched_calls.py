@@ -258,8 +258,12 @@ class _Functions(TorchFunctionMode):
         name = target.removesuffix("_")
         if target.startswith("__i"):
             name = f"__{target[3:]}"
-        kinds = {item.dtype for item in others if isinstance(item, torch.Tensor)}
-        if name in ("copy", "set", "resize", "zero", "fill") or not kinds <= {changed.dtype, torch.bool}:  # fmt: skip
+        widens = any(
+            torch.result_type(changed, item) is not changed.dtype
+            for item in others
+            if isinstance(item, torch.Tensor) and item.dtype is not torch.bool
+        )
+        if widens or name in ("copy", "set", "resize", "zero", "fill"):
             raise NotStraight(f"it changes a tensor in place ({target})")
         recorder.changed(changed)
         held = {key: item for key, item in kwargs.items() if key != "inplace"}
