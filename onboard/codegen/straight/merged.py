@@ -124,7 +124,7 @@ def _named(value: Any, samples: Sequence[Sample]) -> Any:
     return value
 
 
-_PLAIN = (-2, -1, 0, 1, 2, 3, 4)
+_PLAIN = (-2, -1, 0, 1, 2)
 """Numbers that are dimensions, halves, squares, ... more often than a size."""
 
 

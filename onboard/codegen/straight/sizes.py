@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import sympy  # type: ignore[import-untyped]
 import torch
 
@@ -36,6 +37,8 @@ def plain(number: Any) -> Any:
         if expr in (sympy.true, sympy.false):
             return bool(expr)
         return Symbolic(expr)
+    if isinstance(number, np.generic):
+        return number.item()
     return number
 
 

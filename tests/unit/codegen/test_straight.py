@@ -72,6 +72,7 @@ def _run(program: str, folders: list[Path]) -> dict[str, Any]:
 
 HELPERS = r"""
 import re
+import numpy as np
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
@@ -150,7 +151,7 @@ for old, new in (
         "rates(self.size, self.theta)",
     ),
     ("q, k = turn(q), turn(k)", "q, k = q.map(turn), k.map(turn)"),
-    ("q @ k.transpose(2, 3) / math.sqrt(self.size)", "(q @ k).x / math.sqrt(self.size)"),
+    ("q @ k.transpose(2, 3) / math.sqrt(self.size)", "(q @ k).x / np.sqrt(self.size)"),
     (
         "torch.triu(torch.ones(t, t, dtype=torch.bool, device=x.device), diagonal=1)",
         "Tables.get(t, lambda: torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1))[:t, :t]",
