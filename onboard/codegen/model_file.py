@@ -26,7 +26,7 @@ from onboard.codegen.model_imports import import_lines
 from onboard.codegen.plain_names import with_plain_names
 from onboard.codegen.spec_findings import findings_of
 from onboard.codegen.straight.attempts import straightened
-from onboard.codegen.straight.said import doubt, with_origin
+from onboard.codegen.straight.recorded_classes import doubt, with_origin
 from onboard.codegen.translate.language.findings import Recognised
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState

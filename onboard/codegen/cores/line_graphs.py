@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from onboard.codegen.straight.lines import (
+from onboard.codegen.straight.straight_lines import (
     Arithmetic,
     Given,
     Line,

@@ -13,8 +13,8 @@ from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.codegen.cores.core_runs import Samples
 from onboard.codegen.cores.line_graphs import LineGraph, namespace_of
 from onboard.codegen.cores.replace import CoreFinding, replace_attention
-from onboard.codegen.straight.frames import bound
-from onboard.codegen.straight.lines import NotStraight, Straight
+from onboard.codegen.straight.recorders import bound
+from onboard.codegen.straight.straight_lines import NotStraight, Straight
 
 
 def improved(

@@ -14,8 +14,8 @@ from transformers import PretrainedConfig
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import class_node
 from onboard.analysis.tiny.tiny_config import one_line
-from onboard.codegen.straight.lines import NotStraight
-from onboard.codegen.straight.said import doubt
+from onboard.codegen.straight.recorded_classes import doubt
+from onboard.codegen.straight.straight_lines import NotStraight
 from onboard.codegen.straight.straighten import Recordings
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.program import uses
@@ -64,12 +64,12 @@ def straightened(
         try:
             text = _anew(attempt, translator)
         except Untranslatable as next_error:
-            found: Untranslatable | None = next_error
+            error = next_error
         else:
-            if (found := doubt(text, translator.model)) is None:
+            if (doubted := doubt(text, translator.model)) is None:
                 return text
-        said.append(f"with {cls.__name__} as recorded: {found}")
-        error = found
+            error = doubted
+        said.append(f"with {cls.__name__} as recorded: {error}")
     translator.straight.clear()
     first.args = ("; ".join([str(first), *said]),)
     raise first

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
-from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.straight_lines import NotStraight
 from onboard.hf.copied_model import copied
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME

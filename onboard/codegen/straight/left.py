@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
 import copy
 import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import _lru_cache_wrapper
 from typing import Any
 
 from torch import nn
@@ -76,11 +76,12 @@ def _first_values(space: Any) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {}
     for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        for target in targets if isinstance(node, ast.Assign | ast.AnnAssign) else []:
-            value = _literal(node.value) if node.value is not None else _NO_LITERAL
-            if isinstance(target, ast.Name) and value is not _NO_LITERAL:
-                found[target.id] = value
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                found[name] = _literal(value)
     return {k: v for k, v in found.items() if v is None or type(v) in _HELD}
 
 
@@ -100,9 +101,8 @@ def _clear_memos() -> None:
     """Forget what `functools.cache` holds."""
     for space in _spaces():
         for value in list(vars(space).values()):
-            function = getattr(value, "__func__", value)
-            # A stand-in for what is missing raises at any name.
-            if isinstance(function, functools._lru_cache_wrapper):
+            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            if isinstance(function, _lru_cache_wrapper):
                 function.cache_clear()
 
 

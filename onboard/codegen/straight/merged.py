@@ -14,8 +14,8 @@ from torch import nn
 
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import class_node
-from onboard.codegen.straight.frames import Recorder
-from onboard.codegen.straight.lines import (
+from onboard.codegen.straight.recorders import Recorder
+from onboard.codegen.straight.straight_lines import (
     Arithmetic,
     Given,
     Line,
@@ -115,7 +115,8 @@ def _named(value: Any, samples: Sequence[Sample]) -> Any:
     """
     if type(value) not in (int, float) or value in _PLAIN:
         return value
-    read = _attributes_read(type(samples[0].module))
+    cls: Any = type(samples[0].module)
+    read = _attributes_read(cls)
     for name in vars(samples[0].module):
         found = [vars(sample.module).get(name) for sample in samples]
         if name in read and all(type(f) is type(value) and f == value for f in found):
@@ -123,7 +124,7 @@ def _named(value: Any, samples: Sequence[Sample]) -> Any:
     return value
 
 
-_PLAIN = (-2, -1, 0, 1, 2, 3, 4)
+_PLAIN = (-2, -1, 0, 1, 2)
 """Numbers that are dimensions, halves, squares, ... more often than a size."""
 
 

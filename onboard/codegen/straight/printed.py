@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from onboard.codegen.straight.functions import OPERATORS, TURNED, UNARY
-from onboard.codegen.straight.lines import (
+from onboard.codegen.straight.recorded_names import Names
+from onboard.codegen.straight.straight_lines import (
     Arithmetic,
     Given,
     Line,
@@ -29,7 +29,7 @@ from onboard.codegen.straight.lines import (
     Straight,
     leaves,
 )
-from onboard.codegen.straight.names import Names
+from onboard.codegen.straight.torch_calls import OPERATORS, TURNED, UNARY
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name
 
 
@@ -44,7 +44,8 @@ def definition(straight: Straight, original: ast.FunctionDef) -> ast.FunctionDef
     printer = _Printer(Names(taken), straight)
     body = printer.statements(straight.lines)
     body.append(ast.Return(printer.expression(straight.result)))
-    made = ast.FunctionDef(original.name, arguments, body, [], type_params=[])
+    made = deepcopy(original)
+    made.args, made.body, made.decorator_list, made.returns = arguments, body, [], None
     for node in ast.walk(made):
         if isinstance(node, ast.stmt | ast.expr):
             node.lineno = node.end_lineno = original.lineno
@@ -117,6 +118,9 @@ class _Printer:
         return [*before, ast.For(target_, source, body, [], lineno=0)]
 
     def _call(self, line: Line) -> ast.expr:
+        if line.target == "__getitem__":
+            owner, index = line.args
+            return ast.Subscript(self.expression(owner), self._index(index), ast.Load())
         args = [self.expression(item) for item in line.args]
         keywords = {key: self.expression(item) for key, item in line.kwargs}
         if line.kind == "attribute":
@@ -128,8 +132,6 @@ class _Printer:
         short = line.target.rpartition(".")[2]
         if (operator := _operator(short, args, keywords)) is not None:
             return operator
-        if short == "__getitem__":
-            return ast.Subscript(args[0], self._index(line.args[1]), ast.Load())
         if line.kind == "method":
             if re.fullmatch(r"__\w+__", short):
                 raise NotStraight(f"a call of {short}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,8 +17,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.tiny.tiny_config import one_line
 from onboard.codegen.straight.left import begun_anew, counts
-from onboard.codegen.straight.lines import NotStraight
-from onboard.codegen.straight.watch import Watched, watching
+from onboard.codegen.straight.straight_lines import NotStraight
+from onboard.codegen.straight.watched_calls import Watched, watching
 
 _ROWS, _LENGTH = 3, 11
 """Sizes that no other size of a small model is."""
@@ -71,15 +71,15 @@ def recorded(
     if changed := [key for key, value in counted[0].items() if counted[1].get(key) != value]:
         raise NotStraight(f"it counts its calls ({changed[0]})")
     for cls in watched.found:
-        once, twice = ([item[1] for item in each.found.get(cls, [])] for each in (watched, again))
-        if once != twice:
+        once, anew = ([item[1] for item in each.found.get(cls, [])] for each in (watched, again))
+        if once != anew:
             watched.failed.setdefault(cls, "a second call does something else than the first")
     return watched
 
 
 def _inputs(mode: FakeTensorMode, positions: bool) -> dict[str, torch.Tensor]:
     def symbolic() -> torch.Tensor:
-        kind = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC])
+        kind: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC])
         ids = torch.zeros(_ROWS, _LENGTH, dtype=torch.int64)
         return mode.from_tensor(ids, symbolic_context=kind)
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from onboard.codegen.straight.lines import (
+from onboard.codegen.straight.straight_lines import (
     Line,
     Loop,
     NotStraight,
@@ -244,8 +244,7 @@ def _common(values: Sequence[Any], starts: dict[Any, Any]) -> Any:
         bounds = zip(*((v.start, v.stop, v.step) for v in values), strict=True)
         return slice(*(_common(each, starts) for each in bounds))
     if is_dataclass(first):
-        kept = ("number", "value")
-        kept += ("place",) if isinstance(first, Line) else ()
+        kept = ("number", "value", "place") if isinstance(first, Line) else ("number", "value")
         names = [item.name for item in fields(first) if item.name not in kept]
         parts = {n: _common([getattr(v, n) for v in values], starts) for n in names}
         return replace(cast(Any, first), **parts)

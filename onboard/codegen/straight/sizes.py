@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import numpy as np
+import sympy  # type: ignore[import-untyped]
 import torch
 
-from onboard.codegen.straight.lines import Arithmetic, Given, NotStraight, Size
+from onboard.codegen.straight.straight_lines import Arithmetic, Given, NotStraight, Size
 
 _NAMES = {
     **dict.fromkeys(("FloorDiv", "CleanDiv"), "//"),
@@ -36,6 +37,8 @@ def plain(number: Any) -> Any:
         if expr in (sympy.true, sympy.false):
             return bool(expr)
         return Symbolic(expr)
+    if isinstance(number, np.generic):
+        return number.item()
     return number
 
 

@@ -18,12 +18,12 @@ from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.cores.recordings import improved
 from onboard.codegen.straight.checked import check_straight
-from onboard.codegen.straight.lines import NotStraight
 from onboard.codegen.straight.merged import Sample, merged
 from onboard.codegen.straight.printed import definition
 from onboard.codegen.straight.recorded import NotRun, recorded
 from onboard.codegen.straight.rolled import rolled
-from onboard.codegen.straight.watch import Watched
+from onboard.codegen.straight.straight_lines import NotStraight
+from onboard.codegen.straight.watched_calls import Watched
 from onboard.hf.copied_model import copied
 from onboard.hf.hf_model import build_reference, unquantised
 from onboard.hf.parameters_on import without_memory

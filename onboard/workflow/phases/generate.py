@@ -104,7 +104,7 @@ def _of_own_code(context: RunContext) -> _Made:
     """Do the same in the process that may run the model's own code, and look at what comes from
     there.
     """
-    from onboard.codegen.straight.said import recorded_classes
+    from onboard.codegen.straight.recorded_classes import recorded_classes
 
     made = remote.call(context, "generate", spec=context.spec.to_yaml())
     vet_model_file(made.text, context.spec)

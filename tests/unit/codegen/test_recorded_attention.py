@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.codegen.cores.line_graphs import LineGraph, namespace_of
 from onboard.codegen.cores.recordings import improved
-from onboard.codegen.straight.lines import Straight
 from onboard.codegen.straight.recorded import recorded
+from onboard.codegen.straight.straight_lines import Straight
 from onboard.hf.copied_model import copied
 
 _SIZES = {

@@ -18,7 +18,7 @@ from pathlib import Path
 from onboard.analysis.analyze import analyze
 from onboard.analysis.repository import install
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.straight.said import recorded_classes
+from onboard.codegen.straight.recorded_classes import recorded_classes
 from onboard.verify.blocks import prove
 found = {}
 for folder in map(Path, sys.argv[1:]):
@@ -39,7 +39,7 @@ from pathlib import Path
 from onboard.analysis.repository import install
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_model import build_tiny
-from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.straight_lines import NotStraight
 from onboard.codegen.straight.straighten import Recordings
 found = {}
 for folder in map(Path, sys.argv[1:]):
@@ -72,6 +72,7 @@ def _run(program: str, folders: list[Path]) -> dict[str, Any]:
 
 HELPERS = r"""
 import re
+import numpy as np
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial, reduce
@@ -150,10 +151,10 @@ for old, new in (
         "rates(self.size, self.theta)",
     ),
     ("q, k = turn(q), turn(k)", "q, k = q.map(turn), k.map(turn)"),
-    ("q @ k.transpose(2, 3) / math.sqrt(self.size)", "(q @ k).x / math.sqrt(self.size)"),
+    ("q @ k.transpose(2, 3) / math.sqrt(self.size)", "(q @ k).x / np.sqrt(self.size)"),
     (
         "torch.triu(torch.ones(t, t, dtype=torch.bool, device=x.device), diagonal=1)",
-        "Tables.get(t, lambda: torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1))",
+        "Tables.get(t, lambda: torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1))[:t, :t]",
     ),
 ):
     assert old in ODD_ATTENTION
@@ -163,6 +164,8 @@ f = next(f for n, f in (("relu", F.relu), ("silu", F.silu)) if n.startswith("si"
 pair = Pair(*(getattr(self, f"{name}")(x) for name in ("gate", "up")))
 with scaled(0.5):
     pair = pair._replace(gate=reduce(lambda h, g: g(h), [f, partial(torch.mul, _scale.get())], pair.gate))
+with torch.no_grad():
+    pair = Pair(*pair)
 match pair.gate:
     case torch.Tensor() as gate if (rank := gate.ndim) == 3:
         h = power(pair.mixed(), rank - 1)

@@ -233,9 +233,7 @@ class Code(Value):
         return self.expr if self.typed and type(self) is type(fact) else self.code()
 
     def of_result(self, parts: Sequence[Code], index: int) -> Code:
-        """Return it as a call's result has it, whose run-time parts are given, its own from `index`
-        on.
-        """
+        """Return it as a result with these run-time parts has it, its own from `index` on."""
         return replace(self, expr=parts[index].expr)
 
 

@@ -335,8 +335,7 @@ class Translator(Program):
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
     ) -> Value:
         args = closures.modules_called_once(node, as_constants(args, frame), frame)
-        inlined = inline(self, node, source, args, frame.cls or frame.caller)
-        if inlined is not None:
+        if (inlined := inline(self, node, source, args, frame.cls or frame.caller)) is not None:
             return inlined
         if frame.kind == "init" and args.static():
             return closures.in_constructor(self._call_of, node, source, args, frame)
@@ -378,10 +377,8 @@ class Translator(Program):
         ):
             body = with_local_lists(node.body) if self.specialised else node.body
             refuse_raise(execute(body, frame), frame)
-        prefix = "self."
-        state.attributes = {
-            k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)
-        }
+        own = {key: value for key, value in frame.env.values.items() if key.startswith("self.")}
+        state.attributes = {key.removeprefix("self."): value for key, value in own.items()}
         written = self.mechanisms.init_body(state, frame.out, self)
         state.init = Routine(node, frame.source, body=frame.out if written is None else written)
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from onboard.codegen.straight.lines import (
+from onboard.codegen.straight.sizes import Symbolic, known_sizes, plain, written
+from onboard.codegen.straight.straight_lines import (
     Given,
     Line,
     Made,
@@ -26,7 +27,6 @@ from onboard.codegen.straight.lines import (
     mapped,
     outer_leaves,
 )
-from onboard.codegen.straight.sizes import Symbolic, known_sizes, plain, written
 
 _PLAIN = (bool, int, float, str, complex, type(None), type(Ellipsis), torch.dtype, torch.layout)
 _PLAIN_TOO = (torch.memory_format,)
@@ -194,9 +194,8 @@ class Recorder:
         found = self._tensor(tensor)
         storage = _storage(tensor)
         others = [item for item in self.kept if item is not tensor and _storage(item) == storage]
-        if not isinstance(found, Ref) or any(
-            not isinstance(self.values.get(id(item)), Ref) for item in others
-        ):
+        shared = {_storage(item) for item in self.inputs.values()}
+        if not isinstance(found, Ref) or storage in shared or id(tensor) in self.own:
             raise NotStraight("it changes in place what it is given")
         self.stale |= {id(item) for item in others}
 

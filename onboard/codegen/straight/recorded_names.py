@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from onboard.codegen.straight.lines import Line
+from onboard.codegen.straight.straight_lines import Line
 
 _FIXED = {"self", "torch", "nn", "math", "zip", "enumerate", "slice", "float", "_"}
 

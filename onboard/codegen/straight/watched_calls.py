@@ -14,15 +14,18 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from onboard.codegen.straight.frames import Recorder, bound
-from onboard.codegen.straight.functions import SAME, named
-from onboard.codegen.straight.lines import NotStraight, Own, Straight
+from onboard.codegen.straight.recorders import Recorder, bound
+from onboard.codegen.straight.straight_lines import NotStraight, Own, Straight
+from onboard.codegen.straight.torch_calls import SAME, named
 
 _READ = {"__get__", "size", "dim", "stride", "numel", "ndimension", "nelement", "element_size",
     "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "get_device",
     "__len__", "__hash__", "data_ptr", "is_same_size", "has_names", "is_inference",
     "type", "__repr__", "__format__", "is_tensor", "untyped_storage", "_is_view"}  # fmt: skip
 """Calls that may give no tensor: what these say is of its kind alone."""
+_MODES = {"_set_grad_enabled", "set_grad_enabled", "is_grad_enabled", "is_autocast_enabled",
+    "get_default_dtype", "is_inference_mode_enabled", "get_autocast_dtype"}  # fmt: skip
+"""Calls that say how things are computed, which the comparison with real texts looks at."""
 _KEPT_VIEWS = ("T", "mT", "H", "mH", "real", "imag")
 
 
@@ -224,10 +227,12 @@ class _Functions(TorchFunctionMode):
                 return result
             self.watched.note(*named(function), args, kwargs, result)
             return result
+        if name in _MODES:
+            return function(*args, **kwargs)
         if name in ("__setitem__", "__set__", "__delitem__") or kwargs.get("out") is not None:
             raise NotStraight(f"it changes a tensor in place ({name})")
         kind, target = named(function)
-        if _in_place(name) or kwargs.get("inplace"):
+        if name not in SAME and (_in_place(name) or kwargs.get("inplace")):
             return self._changed(function, kind, target, args, kwargs, recorder)
         result = function(*args, **kwargs)
         if name in SAME or _is_dropout(name, args, kwargs):
@@ -253,8 +258,12 @@ class _Functions(TorchFunctionMode):
         name = target.removesuffix("_")
         if target.startswith("__i"):
             name = f"__{target[3:]}"
-        kinds = {item.dtype for item in others if isinstance(item, torch.Tensor)}
-        if name in ("copy", "set", "resize", "zero", "fill") or not kinds <= {changed.dtype, torch.bool}:  # fmt: skip
+        widens = any(
+            torch.result_type(changed, item) is not changed.dtype
+            for item in others
+            if isinstance(item, torch.Tensor) and item.dtype is not torch.bool
+        )
+        if widens or name in ("copy", "set", "resize", "zero", "fill"):
             raise NotStraight(f"it changes a tensor in place ({target})")
         recorder.changed(changed)
         held = {key: item for key, item in kwargs.items() if key != "inplace"}

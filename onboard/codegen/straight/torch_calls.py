@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.codegen.straight.lines import NotStraight
+from onboard.codegen.straight.straight_lines import NotStraight
 
 _PLACES = (
     ("torch", torch),
@@ -42,7 +42,9 @@ TURNED = {
     "__rfloordiv__": "//", "__rand__": "&", "__ror__": "|", "__rxor__": "^", "__rmod__": "%",
 }  # fmt: skip
 UNARY = {"neg": "-", "negative": "-", "__neg__": "-", "__invert__": "~"}
-_RANDOM = re.compile(r"(rand|bernoulli|multinomial|normal|poisson|seed|uniform_|exponential_)")
+_RANDOM = re.compile(
+    r"(rand|bernoulli|multinomial|normal|log_normal|poisson|uniform_|exponential_|cauchy_|geometric_|gumbel)"
+)
 _VALUES = {
     "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__",
     "equal", "allclose", "is_nonzero", "__complex__", "__contains__",
