@@ -7,9 +7,14 @@ import inspect
 from collections.abc import Iterator
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from onboard.analysis.recognise.recorder import modeling_modules
 from onboard.analysis.source import module_source
+from onboard.hf.config_layers import read_layers
+
+_SMALLEST = 2
+"""Numbers up to it are in all code."""
 
 
 def code_of(model: nn.Module) -> Iterator[ast.AST]:
@@ -35,3 +40,22 @@ def literals(*nodes: ast.AST) -> Iterator[int]:
                 value, bool
             ) and value == int(value):
                 yield int(value)
+
+
+def same_sizes(
+    model: nn.Module, small: PretrainedConfig, whole: PretrainedConfig
+) -> dict[str, int]:
+    """Return the sizes of configs that are the same in the small `model` and in the whole one, as far
+    as code reads them; the smallest and the number of layers are none.
+
+    What such a size leads to cannot be told from a number that the code has.
+    """
+    nodes = (node for tree in code_of(model) for node in ast.walk(tree))
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    layers = read_layers(whole, vars(whole))
+    return {
+        key: value
+        for key, value in vars(whole).items()
+        if type(value) is int and value > _SMALLEST and vars(small).get(key) == value
+        if key in read and (layers is None or key != layers.key)
+    }

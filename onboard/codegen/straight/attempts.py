@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from onboard.analysis.behaviour.code_numbers import same_sizes
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import class_node
 from onboard.analysis.tiny.tiny_config import one_line
@@ -20,7 +21,7 @@ from onboard.codegen.straight.straighten import Recordings
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.program import uses
 from onboard.codegen.translate.language.program.classes import Translator
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 
 _MOST = 8
 """Classes that are straightened for one model."""
@@ -48,6 +49,7 @@ def straightened(
     leaves = [*_leaves(translator.findings)]
     positions = "position_ids" in uses.inputs_of(type(translator.model))
     recordings = Recordings(translator.model, config, leaves, positions)
+    translator.sizes = [*_taken_for_granted(translator, config)]
     while len(translator.straight) < _MOST:
         cls = next(_in_the_way(translator, error, refused), None)
         if cls is None:
@@ -71,6 +73,7 @@ def straightened(
             error = doubted
         said.append(f"with {cls.__name__} as recorded: {error}")
     translator.straight.clear()
+    translator.sizes.clear()
     first.args = ("; ".join([str(first), *said]),)
     raise first
 
@@ -80,6 +83,14 @@ def _anew(attempt: Callable[[], str], translator: Translator) -> str:
     translator.shared.clear()
     translator.knows_masks, translator.implementation = True, "onboard"
     return attempt()
+
+
+def _taken_for_granted(translator: Translator, whole: PretrainedConfig) -> Iterator[ast.expr]:
+    """Yield what has to hold of a config: a recorded number that follows from a size which no
+    recording has otherwise stays that number.
+    """
+    for key, value in same_sizes(translator.model, translator.config, whole).items():
+        yield ast.Compare(attribute(name("config"), key), [ast.Eq()], [ast.Constant(value)])
 
 
 def _in_the_way(translator: Translator, error: Untranslatable, refused: set[type]) -> Iterator[Any]:
@@ -113,8 +124,8 @@ def _is_written(translator: Translator, cls: type) -> bool:
 def _leaves(findings: Findings) -> Iterator[Any]:
     """Yield the functions that the translation knows by themselves."""
     names = {*findings.ropes, *findings.single_ropes, *findings.masks, *findings.scans}
-    for key in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
-        for name, value in vars(sys.modules[key]).items():
+    for module in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
+        for key, value in vars(sys.modules[module]).items():
             known = inspect.isfunction(value) and value.__module__.startswith(_OF_TRANSFORMERS)
-            if known or (inspect.isfunction(value) and name in names):
+            if known or (inspect.isfunction(value) and key in names):
                 yield value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import nn
@@ -103,11 +103,12 @@ class Translator(Program):
         self.specialised = specialised
         self.changed: dict[str, Value] = {}
         self.calling: list[ast.FunctionDef] = []
-        self.pairs_positions = False
-        self.writes_positions = False
+        self.pairs_positions = self.writes_positions = False
         self.argument_facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.straight: dict[type, tuple[ModuleSource, ast.FunctionDef]] = {}
         """Classes whose forward is translated from another definition than that of their code."""
+        self.sizes: list[ast.expr] = []
+        """What such definitions take for granted of the config."""
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes since methods called in its place need them."""
         self.reset()
@@ -155,10 +156,11 @@ class Translator(Program):
         cls = type(self.model)
         config = Config(name("config"), self.config)
         (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
-        given = {key: Code(name(key)) for key in uses.inputs_of(type(self.model))}
-        self._method(state, "forward", Args([], dict(given), []))
+        given: dict[str, Value] = {key: Code(name(key)) for key in uses.inputs_of(cls)}
+        self._method(state, "forward", Args([], given, []))
         unused_modules.reach(self)
         self.mechanisms.finish(self)
+        state.guards += self.sizes
         return state
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
@@ -321,9 +323,8 @@ class Translator(Program):
             raise Untranslatable(f"{node.name}, which calls itself")
         self.calling.append(node)
         try:
-            return or_as_it_is(
-                lambda: self._called(node, source, args, frame), node, source, args, frame
-            )
+            called = partial(self._called, node, source, args, frame)
+            return or_as_it_is(called, node, source, args, frame)
         except Untranslatable:
             if (given := given_always(node, source, args, frame)) is None:
                 raise
@@ -358,8 +359,7 @@ class Translator(Program):
         return called(name(key), self.functions[key], bound, self)
 
     def _evaluate_init(self, state: ClassState) -> None:
-        found = constructor_of(state.cls, self.specialised)
-        assert found is not None
+        assert (found := constructor_of(state.cls, self.specialised)) is not None
         owner, node = found
         if owner.__module__.startswith("torch."):
             state.init = Routine(node, module_source(owner.__module__))
