@@ -49,13 +49,13 @@ def _counts(node: fx.Node, tokens: fx.Node) -> bool:
 def _is_ones(node: Any) -> bool:
     """Whether all numbers of a node's tensor are one."""
     if not isinstance(node, fx.Node):
-        return node == 1
+        return bool(node == 1)
     if is_op(node, aten.ones, aten.ones_like, aten.new_ones):
         return True
     if is_op(node, aten.full, aten.full_like):
-        return node.args[1] == 1
+        return bool(node.args[1] == 1)
     if is_op(node, aten.mul):
         return all(map(_is_ones, node.args))
     if is_op(node, aten.ne):
-        return _is_ones(node.args[0]) and node.args[1] == 0
+        return _is_ones(node.args[0]) and bool(node.args[1] == 0)
     return is_op(node, *_SAME) and _is_ones(node.args[0])
