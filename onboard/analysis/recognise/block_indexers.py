@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.probe import Finding, probe_norm
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.recognise.scans.scan_modules import bound_arguments
@@ -88,7 +89,7 @@ def _fits(module: Any, parts: dict[str, str], call: ModuleCall) -> bool:
     try:
         expected = module(*call.args, **call.kwargs)
         chosen = _chosen(module, parts, given[parts["x"]], *given[parts["tables"]])
-    except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):
+    except REFUSED:
         return False
     return torch.equal(chosen_keys(chosen, expected.shape[-1]), expected)
 

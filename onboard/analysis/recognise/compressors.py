@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.probe import Finding, probe_norm
 from onboard.analysis.recognise.recorder import ModuleCall, Recording
 from onboard.analysis.recognise.scans.scan_modules import bound_arguments
@@ -229,7 +230,7 @@ def _chooses(module: nn.Module, parts: dict[str, Any], call: ModuleCall) -> bool
     try:
         expected = module(*call.args, **call.kwargs)
         ours = _choice(module, parts, *(given[parts[name]] for name in ("x", "other", "positions")))
-    except (RuntimeError, ValueError):
+    except REFUSED:
         return False  # of another width
     blocks = given[parts["x"]].shape[1] // _size(module, parts)
     return torch.equal(chosen_keys(ours, blocks), chosen_keys(expected, blocks))

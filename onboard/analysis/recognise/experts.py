@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.expert_layouts import Layout, layouts
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
@@ -165,7 +166,7 @@ def _fit(
             values[role] = _COARSE[role]
     try:
         expected = probe(*(inputs.values[role] for role in inputs.names))
-    except (RuntimeError, TypeError, ValueError, IndexError):
+    except REFUSED:
         return None
     gated = bool(layout.weights[2])
     act, names = _activation(module)
@@ -212,7 +213,7 @@ def _with_identities(
     x, indices, weights = inputs.values.values()
     try:
         expected = module(*(inputs.values[role] for role in inputs.names))
-    except (RuntimeError, TypeError, ValueError, IndexError):
+    except REFUSED:
         return found
     facts = found.parameters
     limit, alpha, *caps = (_get(module, facts[role]) if facts[role] else None for role in _COARSE)

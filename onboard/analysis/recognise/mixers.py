@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import HelperCall
 from onboard.ops.library import op_sources
@@ -67,7 +68,7 @@ def scan_error(
     try:
         output = helper(**{key: value for key, value in arguments.items() if key not in ignored})
         actual = eval(form.expression, {"torch": torch}, turned)
-    except (AttributeError, RuntimeError, TypeError, ValueError):
+    except REFUSED:
         return float("inf")  # another function with these parameters
     expected = output[0] if form.with_state else output
     actual = actual.transpose(1, 2) if form.turned else actual
@@ -147,7 +148,7 @@ def _gated_error(module: nn.Module, eps: str, group_size: str, before: str) -> f
         actual = torch.ops.onboard.torch_rmsnorm_gated(
             x, weight, gate, getattr(module, eps), size, first
         )
-    except (AttributeError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
+    except REFUSED:
         return float("inf")
     same = isinstance(expected, torch.Tensor) and expected.shape == actual.shape
     return rmse_ratio(actual, expected) if same else float("inf")
@@ -187,7 +188,7 @@ def _expands(method: Callable[..., Any], linear: Any, rope_dim: int) -> bool:
     kpe = torch.randn(2, 1, 5, rope_dim, generator=generator)
     try:
         key, value = method(latent, kpe)
-    except (RuntimeError, TypeError, ValueError):
+    except REFUSED:
         return False
     nope = key.shape[-1] - rope_dim
     expanded = linear(latent.squeeze(1))

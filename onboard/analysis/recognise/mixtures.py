@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.mixture_roles import (
     ANY,
     Roles,
@@ -137,7 +138,7 @@ def _is_expert(experts: nn.ModuleList, form: dict[str, Any]) -> bool:
     try:
         expected = experts[0](x, *_own_shares(experts[0], x))
         actual = _mixed(experts, form, x, first, torch.ones(5, 1))
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+    except REFUSED:
         return False
     same = isinstance(expected, torch.Tensor) and expected.shape == actual.shape
     return same and rmse_ratio(actual, expected) < SAME_MIXTURE
@@ -282,7 +283,7 @@ def _made(
                 if roles.base is not None and not _only_adds(run, given, roles, made):
                     return None
                 out.append((given, made, _with_other_numbers(module, run, given)))
-    except Exception:  # other statements, which these inputs mean nothing to
+    except REFUSED:  # other statements, which these inputs mean nothing to
         return None
     return out
 
@@ -310,7 +311,7 @@ def _fitting(
         expected = [
             _mixed(experts, form, given[roles.x], *rows_of(roles, given, k)) for given, _, _ in made
         ]
-    except Exception:  # the sizes of another form, or experts that are called in another way
+    except REFUSED:  # the sizes of another form, or experts that are called in another way
         return None
     pairs = [
         (actual, other, wanted) for (_, actual, other), wanted in zip(made, expected, strict=True)
@@ -369,7 +370,7 @@ def _fit_with_router(
     try:
         with torch.no_grad():
             made = [function(**{**variables, names[0]: x.clone()}) for x in given]
-    except Exception:  # other statements, which these inputs mean nothing to
+    except REFUSED:  # other statements, which these inputs mean nothing to
         return None
     pairs = list(zip(given, made, strict=True))
     if any(not isinstance(y, torch.Tensor) or y.shape != x.shape for x, y in pairs):

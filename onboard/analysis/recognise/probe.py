@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.recorder import FunctionCall, first_tensor
 from onboard.ops.rope.rope import complex_freqs, side_by_side
 from onboard.verify.error import rmse_ratio, worst
@@ -56,7 +57,7 @@ def probe_norm(module: nn.Module) -> Finding | None:
 def _fit_norm(probe: nn.Module, eps: str, x: torch.Tensor) -> Finding | None:
     try:
         expected = probe(x)
-    except (TypeError, RuntimeError, ValueError, IndexError, AttributeError):
+    except REFUSED:
         return None
     if not isinstance(expected, torch.Tensor) or expected.shape != x.shape:
         return None
@@ -156,7 +157,7 @@ def _fit_mlp(
                 kind, out = "gated, fused", last(act(gate) * up)
             else:
                 out = last(act(hidden))
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+    except REFUSED:
         return None
     if not isinstance(expected, torch.Tensor) or out.shape != expected.shape:
         return None

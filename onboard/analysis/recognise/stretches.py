@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.source import find_method
 
@@ -121,7 +122,7 @@ def locals_of(module: nn.Module, call: ModuleCall) -> dict[tuple[str, int], dict
     try:
         with torch.no_grad():
             module(*call.args, **call.kwargs)
-    except (RuntimeError, TypeError, ValueError):
+    except REFUSED:
         return {}  # its inputs were changed while it ran
     finally:
         sys.settrace(before)

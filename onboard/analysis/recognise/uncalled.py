@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.recorder import FunctionCall
 from onboard.analysis.source import module_source
 
@@ -64,7 +65,7 @@ def _outputs(function: Callable[..., Any], call: FunctionCall) -> list[torch.Ten
     try:
         with torch.no_grad():
             found = function(*(argument.clone() for argument in call.arguments))
-    except Exception:  # it is not made for these
+    except REFUSED:  # it is not made for these
         return None
     outputs = list(found) if isinstance(found, tuple) else [found]
     return outputs if all(isinstance(item, torch.Tensor) for item in outputs) else None

@@ -143,3 +143,29 @@ def test_experts_in_one_module_are_told_by_their_number(
 def test_experts_in_one_module_that_compute_something_else_are_none() -> None:
     module, seed = _made(lambda: expert_loops.OneModule(expert_loops.Waving, 1.0))
     assert probe_mixture(module, [_called(module, seed)]) is None
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[-1] == 8
+        return x + self.second(self.first(x[..., :4])).repeat(1, 1, 2)
+
+
+class _Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_layers_that_assert_their_inputs_are_no_experts() -> None:
+    module, seed = _made(_Layers)
+    assert probe_mixture(module, [_called(module, seed)]) is None

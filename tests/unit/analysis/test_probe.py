@@ -200,3 +200,25 @@ def test_rope_of_one_tensor(dim: int, sin_first: bool) -> None:
 def test_other_functions_of_four_tensors_are_no_rope() -> None:
     q, cos = torch.randn(2, 4, 5, 8), torch.randn(2, 5, 8)
     assert probe_rope(FunctionCall("f", [q, q, cos, cos], [q + 1, q])) is None
+
+
+class _Choosy(nn.Module):
+    """A norm, or an MLP, that takes one shape of texts, and raises an error for any other."""
+
+    def __init__(self, error: type[Exception], *, linears: bool) -> None:
+        super().__init__()
+        self.error, self.small = error, 1e-6
+        if linears:
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1:] != (5, 8):
+            raise self.error("not of mine")
+        return x
+
+
+@pytest.mark.parametrize("error", [AssertionError, KeyError, NotImplementedError, OSError])
+def test_what_refuses_a_probes_inputs_is_not_of_its_kind(error: type[Exception]) -> None:
+    config = SimpleNamespace(to_dict=dict)
+    assert probe_norm(_Choosy(error, linears=False)) is None
+    assert probe_mlp(_Choosy(error, linears=True), config) is None

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.recognise.scans.scan_loops import Match, matched_blocks
 from onboard.analysis.recognise.scans.watch import LoopCall, stretches_of
@@ -131,7 +132,7 @@ def _error(match: Match, bounds: tuple[ast.expr, ast.expr], call: LoopCall) -> f
         given = {key: call.before[name] for key, name in values.items()}
         given |= {"groups": call.numbers[groups[0]] if groups else 1, "least": least, "most": most}
         actual = eval(stretch_forms()[match.op], {"torch": torch}, {**given, "chunk_size": 8})
-    except (AttributeError, KeyError, NameError, RuntimeError, TypeError, ValueError):
+    except REFUSED:
         return float("inf")  # another stretch, with variables of these shapes
     expected = call.after.get(match.result)
     if not isinstance(expected, torch.Tensor) or actual.shape != expected.shape:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.mixers import scan_error
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
@@ -74,5 +75,5 @@ def _variants(module: nn.Module) -> Iterator[tuple[str, list[tuple[nn.Module, fl
         setattr(other, field, _COARSE)
         try:
             yield field, [(module, value), (make(other).eval(), _COARSE)]
-        except (TypeError, ValueError, RuntimeError):
+        except REFUSED:
             continue  # made of more than its config
