@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ from onboard.analysis.repository_classes import bring_up_to_date, failed_first_v
 from onboard.analysis.repository_classes import give_masks as _give_masks
 from onboard.analysis.repository_classes import give_positions as _give_positions
 from onboard.analysis.repository_classes import spare_masks as _spare_masks
-from onboard.analysis.repository_source import PACKAGE, CodeSurvey, survey_code
+from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, survey_code
 from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
 from onboard.hf.json_floats import json_floats
@@ -34,7 +34,7 @@ from onboard.hf.old import (
     rotary_forms,
 )
 from onboard.hf.old.given_logits import given_by
-from onboard.hf.old.gone import importing
+from onboard.hf.old.gone import GoneModule, importing
 from onboard.hf.parameters_on import without_memory
 from onboard.hub import known_type, with_own_type
 
@@ -61,6 +61,7 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     survey = survey_code(folder, config)
     _written_for[survey.classes["AutoModelForCausalLM"]] = config.get("transformers_version")
     facts = interfaces.restore_old_interfaces() + packages.provide_whole()
+    facts += [f"{at} imports {name}, which is not there" for name, at in survey.absent.items()]
     for name in survey.files:
         text = (folder / name).read_text(encoding="utf-8")
         facts += interfaces.stay_on_cpu(text)
@@ -123,6 +124,7 @@ def _classes(
     reference = survey.classes["AutoModelForCausalLM"]
     while True:
         make_package(folder)
+        stand_in_for_neighbours(folder, survey.absent)
         try:
             with importing(), interfaces.without_registering():
                 model_class = _load(reference)
@@ -132,6 +134,10 @@ def _classes(
             break
         except Exception as error:
             module = _not_found(error)
+            if module.startswith(f"{PACKAGE}."):
+                raise lacking(
+                    f"{module.removeprefix(f'{PACKAGE}.').replace('.', '/')}.py"
+                ) from error
             top = module.split(".")[0]
             is_missing = top and not (folder / f"{top}.py").is_file() and packages.missing([top])
             if not is_missing:
@@ -232,6 +238,17 @@ def make_package(folder: Path) -> None:
     package = ModuleType(PACKAGE)
     package.__path__ = [str(folder)]
     sys.modules[PACKAGE] = package
+
+
+def stand_in_for_neighbours(folder: Path, files: Collection[str]) -> None:
+    """Have functions import from files that are not there; what they use of them is refused."""
+    for file in files:
+        parts = file.removesuffix(".py").split("/")
+        for end in range(1, len(parts) + 1):
+            name = ".".join([PACKAGE, *parts[:end]])
+            if not folder.joinpath(*parts[:end]).is_dir():
+                shown = ".".join(parts[:end])
+                sys.modules[name] = GoneModule(name, shown, "Fetch the repository anew")
 
 
 def is_installed(model_type: object) -> bool:

@@ -25,6 +25,7 @@ from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
 from onboard.hf.json_floats import json_floats
 from onboard.hf.old import flash_by_name, own_configs
 from onboard.hf.old.given_logits import giving_logits
+from onboard.hf.old.gone import GoneModule
 from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
 
@@ -206,7 +207,8 @@ def _posted(package: str) -> list[str]:
 
 def _of_one_dtype(package: str) -> Iterator[str]:
     """Give what constructors make in half precision the model's dtype, where no code minds."""
-    for name in [key for key in sys.modules if key.startswith(f"{package}.")]:
+    modules = {key: item for key, item in sys.modules.items() if key.startswith(f"{package}.")}
+    for name in [key for key, item in modules.items() if not isinstance(item, GoneModule)]:
         source = module_source(name)
         for key, node in source.classes.items():
             cls: Any = vars(sys.modules[name]).get(key)  # it may have been imported anew

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,10 @@ _CALLS = {
     "load",
     "system",
 }
+_LOADED, _PERHAPS, _CALLED = "loaded", "perhaps", "called"
+"""When an import runs: whenever its file is loaded; if a condition holds, or to see whether it
+works; when a function is called.
+"""
 _QUIET = (
     ast.Import,
     ast.ImportFrom,
@@ -93,6 +97,8 @@ class CodeSurvey:
     lines: int = 0
     imports: list[str] = field(default_factory=list)
     """Packages outside the repository."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Files that are not there, and are imported in functions alone -> `file.py:12`."""
     remarkable: list[str] = field(default_factory=list)
     """`file.py:12: import subprocess` and the like: what reaches beyond tensors, and what runs at
     import.
@@ -148,6 +154,7 @@ def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
             CODE_FILES.check(len(survey.files) + 1, folder)
             waiting += _read(folder, name, survey)
     survey.imports = sorted(set(survey.imports))
+    survey.absent = {name: at for name, at in survey.absent.items() if at}
     return survey
 
 
@@ -187,9 +194,7 @@ def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
         data.decode("utf-8")  # as it is copied
         tree = ast.parse(data)
     except FileNotFoundError as error:
-        raise OnboardError(
-            f"the model's code lacks {_short(name)}", hint="Fetch the repository anew"
-        ) from error
+        raise lacking(name) from error
     except OSError as error:  # a name that is too long, say
         raise OnboardError(
             f"the model's code {_short(name)} cannot be read ({error.strerror})",
@@ -203,15 +208,45 @@ def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
     survey.files[name] = hashlib.sha256(data).hexdigest()
     survey.lines += data.count(b"\n") + 1
     survey.remarkable += [f"{name}:{line}: {text}" for line, text in _remarkable(tree)]
-    inside = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             survey.imports += [alias.name.split(".")[0] for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             survey.imports.append((node.module or "").split(".")[0])
-        elif isinstance(node, ast.ImportFrom):
-            inside += _inside(node, name)
-    return inside
+    return _neighbours(folder, name, tree, survey)
+
+
+def _neighbours(folder: Path, name: str, tree: ast.Module, survey: CodeSurvey) -> list[str]:
+    """Return the repository's files that a file imports: those that are there, and those that it
+    cannot be loaded without. What only functions import is noted where it is not there.
+    """
+    found = []
+    for node, place in _relative_imports(tree, _LOADED):
+        for file in _inside(node, name):
+            if place == _LOADED or (folder / file).is_file():
+                found.append(file)
+            else:
+                last = survey.absent.get(file, f"{name}:{node.lineno}")
+                survey.absent[file] = last if place == _CALLED else ""
+    return found
+
+
+def _relative_imports(tree: ast.AST, place: str) -> Iterator[tuple[ast.ImportFrom, str]]:
+    """Yield the imports of neighbours inside a node that runs at `place`, and when they run."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield node, place
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _relative_imports(node, _CALLED)
+        elif isinstance(node, ast.Try) or (isinstance(node, ast.If) and place == _LOADED):
+            yield from _relative_imports(node, _PERHAPS)
+        else:
+            yield from _relative_imports(node, place)
+
+
+def lacking(name: str) -> OnboardError:
+    """Return the error that says which of the repository's files is not there."""
+    return OnboardError(f"the model's code lacks {_short(name)}", hint="Fetch the repository anew")
 
 
 def _inside(node: ast.ImportFrom, name: str) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Never
 
 from onboard.errors import OnboardError
@@ -57,6 +58,21 @@ class Gone:
 
     def __repr__(self) -> str:
         return f"<{self.name}, which is not here>"
+
+
+class GoneModule(ModuleType):
+    """A module that is not there: any name can be imported from it."""
+
+    def __init__(self, name: str, shown: str, hint: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self._told = shown, hint
+
+    def __getattr__(self, leaf: str) -> Gone:
+        if leaf.startswith("__"):
+            raise AttributeError(leaf)
+        shown, hint = self._told
+        return Gone(f"{shown}.{leaf}", hint)
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 import torch
 
 from onboard.analysis.recognise.mask_makers import is_causal_mask
-from onboard.analysis.repository_source import survey_code
+from onboard.analysis.repository import install, make_package, stand_in_for_neighbours
+from onboard.analysis.repository_source import PACKAGE, survey_code
 from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError
 
@@ -112,3 +114,55 @@ def test_a_causal_mask_is_exactly_that() -> None:
         mask[..., :1, :1],
     ):
         assert not is_causal_mask(other)
+
+
+_ABSENT = """
+try:
+    from .kernels import fast
+except ImportError:
+    fast = None
+
+
+def quantised(module):
+    if isinstance(module, int):
+        from .quantization import Linear8
+        return Linear8(module)
+    from .deeper.quantization import Linear4
+    return isinstance(module, Linear4)
+
+
+class Loader:
+    def load(self):
+        try:
+            from .kernels import slow
+        except ImportError:
+            return "none"
+        return slow
+"""
+
+
+def test_files_that_only_functions_import_may_be_absent(tmp_path: Path) -> None:
+    _write(tmp_path, _ABSENT)
+    survey = survey_code(tmp_path, {"auto_map": AUTO_MAP})
+    assert survey.absent == {
+        "quantization.py": "modeling_x.py:10",
+        "deeper/quantization.py": "modeling_x.py:12",
+    }
+    make_package(tmp_path)
+    stand_in_for_neighbours(tmp_path, survey.absent)
+    loaded = importlib.import_module(f"{PACKAGE}.modeling_x")
+    assert (loaded.fast, loaded.Loader().load()) == (None, "none")
+    assert loaded.quantised("a module") is False
+    with pytest.raises(OnboardError, match=r"uses quantization\.Linear8, which is not here"):
+        loaded.quantised(8)
+
+
+@pytest.mark.parametrize(
+    "around", ["{}", "class Part:\n    {}", "if 1:\n    {}\nelse:\n    pass", "with a:\n    {}"]
+)
+def test_what_loading_a_file_needs_is_refused_by_name(tmp_path: Path, around: str) -> None:
+    lines = around.format("from .absent import x")
+    _write(tmp_path, f"import contextlib\na = contextlib.nullcontext()\n{lines}\n")
+    config = {"model_type": "lacking", "auto_map": AUTO_MAP}
+    with pytest.raises(OnboardError, match=r"the model's code lacks absent\.py"):
+        install(tmp_path, config)
