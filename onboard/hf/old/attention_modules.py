@@ -1,5 +1,5 @@
 """Attention modules of transformers' models as they were before 4.48: they turn queries and keys
-themselves, by positions, and give the cache back.
+themselves, by positions, give the cache back, and have methods that cut channels into heads.
 
 A file that calls them so gets them so; other files get what transformers has.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+import textwrap
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -79,10 +80,76 @@ class _Turning:
         return self.o_proj(out), weights if output_attentions else None, past_key_value
 
 
+class HeadForms:
+    """Methods for heads that classes of transformers had, laid under classes that inherit from one
+    which has them no longer. Of all classes that had them with these arguments, each did this.
+    """
+
+    def _split_heads(
+        self, tensor: torch.Tensor, num_heads: int, attn_head_size: int
+    ) -> torch.Tensor:
+        """Return [batch, heads, sequence, size] of [batch, sequence, heads * size]."""
+        shape = (*tensor.shape[:-1], num_heads, attn_head_size)
+        return tensor.view(shape).permute(0, 2, 1, 3)
+
+    def _merge_heads(
+        self, tensor: torch.Tensor, num_heads: int, attn_head_size: int
+    ) -> torch.Tensor:
+        """Return [batch, sequence, heads * size] of [batch, heads, sequence, size]."""
+        moved = tensor.permute(0, 2, 1, 3).contiguous()
+        return moved.view(*moved.shape[:-2], num_heads * attn_head_size)
+
+    def _shape(self: Any, tensor: torch.Tensor, seq_len: int, bsz: int) -> torch.Tensor:
+        """Return [batch, heads, sequence, size] of [batch, sequence, heads * size]."""
+        cut = tensor.view(bsz, seq_len, self.num_heads, self.head_dim)
+        return cut.transpose(1, 2).contiguous()
+
+
+_FORMS = [name for name in vars(HeadForms) if not name.startswith("__")]
+
+
 def give_attention_modules(package: str) -> list[str]:
-    """Give the modules of a package the attention that they call; return what was given."""
+    """Give the modules of a package the attention that they call, and their classes the methods of
+    transformers' that they call; return what was given.
+    """
     modules = [module for key, module in sys.modules.items() if key.startswith(f"{package}.")]
-    return [fact for module in modules for fact in _give(module)]
+    facts = [fact for module in modules for fact in _give(module)]
+    return facts + [fact for module in modules for fact in _give_forms(module)]
+
+
+def _give_forms(module: ModuleType) -> list[str]:
+    """Lay methods for heads under a module's own classes of attention that call them in vain."""
+    facts = []
+    for cls in [item for item in vars(module).values() if isinstance(item, type)]:
+        heir = next((base for base in cls.__mro__ if _is_attention(base)), None)
+        if cls.__module__ == module.__name__ and heir is not None:
+            lost = sorted(name for name in _called_with_three(cls) if not hasattr(cls, name))
+            if lost:
+                cls.__bases__ = (*cls.__bases__, HeadForms)
+                facts += [f"{heir.__name__}.{name} is gone; a stand-in does it" for name in lost]
+    return facts
+
+
+def _is_attention(cls: type) -> bool:
+    return cls.__module__.startswith("transformers.models.") and cls.__name__.endswith("Attention")
+
+
+def _called_with_three(cls: type) -> set[str]:
+    """Return the methods for heads that a class calls on itself with their three arguments."""
+    calls = [x for x in ast.walk(ast.parse(_text(cls))) if isinstance(x, ast.Call)]
+    return {
+        call.func.attr
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "self"
+        and call.func.attr in _FORMS
+        and len(call.args) + len(call.keywords) == 3
+    }
+
+
+def _text(cls: type) -> str:
+    """Return a class's own lines."""
+    return textwrap.dedent(inspect.getsource(cls))
 
 
 def _give(module: ModuleType) -> list[str]:

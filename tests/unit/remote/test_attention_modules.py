@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3Config
+from transformers import GPT2Config, LlamaConfig, OPTConfig, Qwen3Config
 from transformers.models.glm.modeling_glm import GlmAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from onboard.analysis.source import location
+from onboard.analysis.source import find_method, location
 from onboard.errors import OnboardError
-from onboard.hf.old.attention_modules import give_attention_modules, turning
+from onboard.hf.old.attention_modules import HeadForms, give_attention_modules, turning
 
 TURNING = turning(LlamaAttention)
 
@@ -80,6 +80,75 @@ def test_a_file_that_calls_it_so_gets_it(
         assert bool(facts) is given
     finally:
         for name in [name for name in sys.modules if name.startswith("calling_code")]:
+            del sys.modules[name]
+
+
+_INHERITING = """
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
+from transformers.models.opt.modeling_opt import OPTAttention
+
+
+class Base(GPT2Attention):
+    pass
+
+
+class Own(Base):
+    def forward(self, x):
+        heads = self._split_heads(x, self.num_heads, self.head_dim)
+        return self._merge_heads(heads, self.num_heads, attn_head_size=self.head_dim)
+
+
+class Other(GPT2Attention):
+    def forward(self, x):
+        return self._split_heads(x)
+
+
+class Keeping(GPTNeoSelfAttention):
+    def forward(self, x):
+        return self._split_heads(x, 4, 8)
+
+
+class Shaping(OPTAttention):
+    def forward(self, x):
+        return self._shape(x, 3, 2)
+
+
+class Alone:
+    def forward(self, x):
+        return self._shape(x, 3, 2)
+"""
+
+
+def test_methods_for_heads_that_a_base_has_lost_are_given_to_its_heirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "heirs_code").mkdir()
+    (tmp_path / "heirs_code" / "__init__.py").write_text("")
+    (tmp_path / "heirs_code" / "modeling.py").write_text(_INHERITING)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        module = importlib.import_module("heirs_code.modeling")
+        facts = give_attention_modules("heirs_code")
+        assert [fact.split(" ")[0] for fact in facts] == [
+            "GPT2Attention._merge_heads",
+            "GPT2Attention._split_heads",
+            "OPTAttention._shape",
+        ]
+        x = torch.randn(2, 3, 32)
+        model = module.Own(GPT2Config(n_embd=32, n_head=4), layer_idx=0)
+        assert torch.equal(model.forward(x), x)
+        heads = x.view(2, 3, 4, 8).transpose(1, 2)
+        assert torch.equal(model._split_heads(x, 4, 8), heads)
+        shaping = module.Shaping(OPTConfig(hidden_size=32, num_attention_heads=4), 0)
+        assert torch.equal(shaping(x), heads)
+        found = find_method(module.Own, "_split_heads")
+        assert found is not None
+        assert found[0] is HeadForms
+        assert not issubclass(module.Keeping, HeadForms)
+        assert not issubclass(module.Alone, HeadForms)
+    finally:
+        for name in [name for name in sys.modules if name.startswith("heirs_code")]:
             del sys.modules[name]
 
 
