@@ -23,7 +23,7 @@ from onboard.analysis.tiny.tiny_config import one_line
 from onboard.errors import OnboardError
 from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
 from onboard.hf.json_floats import json_floats
-from onboard.hf.old import flash_by_name, own_configs
+from onboard.hf.old import flash_by_name, own_configs, rotary_forms
 from onboard.hf.old.given_logits import giving_logits
 from onboard.hf.old.gone import GoneModule
 from onboard.hf.parameters_on import without_memory
@@ -57,6 +57,7 @@ def bring_up_to_date(
     facts += [*_posted(package), *_of_one_dtype(package), *_plainly_saved(model_class)]
     facts += _choosing_eager(package)
     made = config_class.from_dict(json_floats(deepcopy(dict(config))))  # with what lies inside
+    facts += rotary_forms.give_plain_rotary(package, made)
     with without_memory(computing=True):
         model = model_class(made)
     if getattr(made, "_attn_implementation", None) == flash_by_name.NAME:

@@ -43,6 +43,7 @@ models.
 """
 IMPORTED = {
     "onboard/hf/old/attention_modules.py": {"llama"},
+    "onboard/hf/old/rotary_forms.py": {"llama", "Llama"},
 }
 """Files that stand in for an interface of older transformers, and the model whose functions that
 interface had: an import, no case of its own.

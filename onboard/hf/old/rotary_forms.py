@@ -1,5 +1,6 @@
 """Rotary embeddings of transformers' models as they were before 4.45: made of sizes, not of a config,
-and before 4.38 with tables that are cut to the text's length, in which positions are looked up.
+and before 4.38 with tables that are cut to the text's length, in which positions are looked up; and
+as transformers 4 made them of a config, which says in fields of its own what RoPE is.
 
 A file that calls them so gets them so; other files get what transformers has.
 """
@@ -10,19 +11,24 @@ import ast
 import functools
 import inspect
 import sys
+import textwrap
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from onboard.hf.old.gone import Gone
+from onboard.plain_config import ROPE_INIT_FUNCTIONS
 
 _SIZES = {"dim", "max_position_embeddings", "base"}
 _CLASS, _FUNCTION = "RotaryEmbedding", "apply_rotary_pos_emb"
 _FREQUENCIES = "compute_default_rope_parameters"
 _KEEPING = "keeps_tables"
+_PLAIN = "default"
 
 
 class SizedRotaryEmbedding(nn.Module):
@@ -59,6 +65,70 @@ class SizedRotaryEmbedding(nn.Module):
         else:
             cos, sin = self.cos_cached[position_ids], self.sin_cached[position_ids]
         return cos.to(dtype=x.dtype), sin.to(dtype=x.dtype)
+
+
+class PlainRotaryEmbedding(nn.Module):
+    """cos and sin of plain RoPE, each frequency twice, made of a config's fields `rope_theta` and
+    `partial_rotary_factor`, as every class of transformers 4 did.
+    """
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, config: Any, device: Any = None) -> None:
+        super().__init__()
+        inv_freq, self.attention_scaling = ROPE_INIT_FUNCTIONS["default"](config, device)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    @torch.no_grad()
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows [batch, seq, rotary_dim] of positions [batch, seq], in the dtype of x."""
+        freqs = position_ids[:, :, None].float() * self.inv_freq[None, None, :].float()
+        angles = torch.cat((freqs, freqs), dim=-1)
+        cos = angles.cos() * self.attention_scaling
+        sin = angles.sin() * self.attention_scaling
+        return cos.to(dtype=x.dtype), sin.to(dtype=x.dtype)
+
+
+def give_plain_rotary(package: str, config: Any) -> list[str]:
+    """Give the modules of a package rotary embeddings made of a config's own fields, where those of
+    transformers 5 leave out what the fields of this config say; return what was given.
+    """
+    table = getattr(config, "rope_parameters", None)
+    if table and (not isinstance(table, dict) or table.get("rope_type") != _PLAIN):
+        return []
+    left_out = getattr(config, "partial_rotary_factor", None) if table else config
+    if left_out in (None, 1.0) or getattr(config, "rope_theta", None) is None:
+        return []
+    alike = ("forward", _FREQUENCIES) if table else ("forward",)
+    facts = []
+    for module in [item for key, item in sys.modules.items() if key.startswith(f"{package}.")]:
+        for name in [key for key, value in vars(module).items() if _is_alike(value, alike)]:
+            setattr(module, name, PlainRotaryEmbedding)
+            facts.append(f"{name} of transformers does not read rope_theta; a stand-in does")
+    return facts
+
+
+def _is_alike(value: Any, methods: Iterable[str]) -> bool:
+    """Whether a value is a rotary class of transformers whose methods are as Llama's."""
+    if not (inspect.isclass(value) and value.__module__.startswith("transformers.models.")):
+        return False
+    pairs = (
+        [getattr(cls, name, None) for cls in (value, LlamaRotaryEmbedding)] for name in methods
+    )
+    return hasattr(value, _FREQUENCIES) and all(_lines(one) == _lines(two) for one, two in pairs)
+
+
+def _lines(function: Any) -> list[str]:
+    """Return what a function does, without its annotations and words."""
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(tree, ast.FunctionDef)
+    return [ast.unparse(node) for node in tree.body if not _is_text(node)]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onboard.analysis.recognise.mask_makers import is_causal_mask
-from onboard.analysis.repository import install, make_package, stand_in_for_neighbours
+from onboard.analysis.repository import _classes, make_package, stand_in_for_neighbours
 from onboard.analysis.repository_source import PACKAGE, survey_code
 from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError
@@ -163,6 +163,5 @@ def test_files_that_only_functions_import_may_be_absent(tmp_path: Path) -> None:
 def test_what_loading_a_file_needs_is_refused_by_name(tmp_path: Path, around: str) -> None:
     lines = around.format("from .absent import x")
     _write(tmp_path, f"import contextlib\na = contextlib.nullcontext()\n{lines}\n")
-    config = {"model_type": "lacking", "auto_map": AUTO_MAP}
     with pytest.raises(OnboardError, match=r"the model's code lacks absent\.py"):
-        install(tmp_path, config)
+        _classes(tmp_path, survey_code(tmp_path, {"auto_map": AUTO_MAP}), "lacking", [])
