@@ -108,8 +108,47 @@ class Toy(nn.Module):
         return self.inner(x)
 """
 
+WORKED_OUT = RECORD.replace(
+    """    deep: int = 1
+""",
+    """    deep: int = 1
+    kept: Optional[int] = None
+    odd: Optional[int] = 3
 
-@pytest.mark.parametrize("text", [TABLE, COPIES, RECORD], ids=["table", "copies", "record"])
+    def __post_init__(self):
+        assert self.width > 0
+        if self.kept is None:
+            self.kept = next_multiple(self.width, 3)
+        if self.odd is None:
+            self.odd = 5
+        else:
+            self.odd = self.odd + self.kept
+        if self.width == 4 and self.deep > 2:
+            self.factor = self.odd / 2
+
+
+def next_multiple(n, k):
+    rest = n % k
+    return rest
+""",
+).replace("self.width, 3)", "self.width, k=3)")
+WORKED_OUT = WORKED_OUT.replace(
+    """    rest = n % k
+    return rest
+""",
+    """    \"\"\"Return the next multiple.\"\"\"
+    if n % k == 0:
+        return n
+    return n + k - (n % k)
+""",
+).replace("from dataclasses", "from typing import Optional\nfrom dataclasses")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [TABLE, COPIES, RECORD, WORKED_OUT],
+    ids=["table", "copies", "record", "worked out"],
+)
 def test_what_personal_constructors_make_is_made(translate: Translate, text: str) -> None:
     config = {"size": 4, "layers": 2}
     state, _, _ = translate(text, config, specialised=True)
@@ -125,6 +164,27 @@ def test_an_object_with_what_is_not_of_the_config_is_no_record(translate: Transl
     text = RECORD.replace("deep=config.layers + 1", "deep=len(list(self.parameters())) + 1")
     _, init, _ = translate(text, {"size": 4, "layers": 2}, specialised=True)
     assert "Settings(" in init  # which no model file may have
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "self.odd += 1",
+        "self.odd = [self.odd for _ in range(3)][0]",
+        "setattr(self, 'factor', 3.0)",
+        "self.later = 3 if self.width else other",
+        "self.factor = looping(self.width)",
+        "self.factor = next_multiple(*[self.width, 3])",
+        "if self.width > 3:\n            self.later = 3",
+    ],
+)
+def test_a_record_that_works_its_fields_out_in_other_ways_is_none(
+    translate: Translate, odd: str
+) -> None:
+    text = WORKED_OUT.replace("assert self.width > 0", odd).replace("(settings.deep)", "(2)")
+    text += "\n\nother = 3\n\n\ndef looping(x):\n    while x > 3:\n        x -= 1\n    return x\n"
+    _, init, _ = translate(text, {"size": 4, "layers": 2}, specialised=True)
+    assert "Settings(" in init
 
 
 ATTENTION = """

@@ -21,6 +21,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     default_fact,
     default_nodes,
 )
+from onboard.codegen.translate.language.program.fields_after import fields_after
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, same_code
 from onboard.codegen.translate.language.values import Code, Known, Value
 
@@ -95,8 +96,14 @@ def _given(cls: Any, args: Args) -> dict[str, Value] | None:
     }
     given = dict(zip([item.name for item in fields], args.positional, strict=False))
     made: dict[str, Value] = {**defaults, **given, **args.keywords}
-    plain = not hasattr(cls, "__post_init__") and made.keys() == {item.name for item in fields}
-    return made if plain else None
+    if made.keys() != {item.name for item in fields}:
+        return None
+    if not hasattr(cls, "__post_init__"):
+        return made
+    after = fields_after(cls, {key: value.code() for key, value in made.items()})
+    if after is None:
+        return None
+    return {key: as_known(Code(value, static=True)) for key, value in after.items()}
 
 
 def _kept(cls: type, args: Args) -> dict[str, Value] | None:
