@@ -34,6 +34,11 @@ ROWS_OF_TEXT = "rows of one text"
 generated code has the batch there.
 """
 
+ROWS_OF_HEADS = "rows beside heads"
+"""Form of rows at `POSITIONS` of a table with two dimensions of size one in front: [1, 1, sequence,
+dim], and [batch, 1, sequence, dim] in generated code.
+"""
+
 EVERY = "every position"
 """Form of the numbers of all positions that the config allows, which a forward counts."""
 

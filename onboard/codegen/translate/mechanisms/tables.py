@@ -20,7 +20,7 @@ from torch import nn
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions.calls import call_value
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
-from onboard.codegen.translate.language.forms import POSITIONS, ROWS
+from onboard.codegen.translate.language.forms import POSITIONS, ROWS, ROWS_OF_HEADS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, Instance
 from onboard.codegen.translate.language.trees.casts import without_casts
@@ -265,7 +265,7 @@ def _counted_rows(table: ast.expr, axis: int, counted: ast.expr) -> Code:
     rows: ast.expr = ast.Subscript(table, counted, ast.Load())
     for _ in range(axis - 1):
         rows = call(attribute(rows, "unsqueeze"), ast.Constant(1))
-    return Code(rows)
+    return Code(rows, form=ROWS_OF_HEADS if axis == 2 else None)
 
 
 def _looked_up(table: Cut, index: Value) -> Value | None:

@@ -113,6 +113,8 @@ def _is_slice(index: Value) -> bool:
 
 def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
     """Return an item of a tensor or a dict of which more is known; None where that says nothing."""
+    if index.equals(NONE):
+        index = Items((NONE,))  # `x[None]` is `x[None, :]`
     match owner, index:
         case Code(form=str() as form), Items(items=(Known(value=slice()), *_)) if form == POSITIONS:
             frame.translator.pairs_positions = True

@@ -13,6 +13,7 @@ from onboard.codegen.translate.language.forms import (
     EVERY,
     POSITIONS,
     ROWS,
+    ROWS_OF_HEADS,
     ROWS_OF_TEXT,
     TABLE,
     TRIANGLE,
@@ -38,6 +39,7 @@ _POINTWISE = {
 }
 _CASTS = {"to", "type", "bool", "contiguous"}
 _OF_EACH_ROW = {"to", "float", "type", "type_as", "half", "bfloat16", "cos", "sin", "contiguous"}
+_WITH_ROWS = (ROWS, ROWS_OF_TEXT, ROWS_OF_HEADS, TABLE, EVERY)
 _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
 _PARTS = {"chunk", "split", "tensor_split", "unbind"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
@@ -63,7 +65,7 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
         or (attr in ("view", "reshape") and known == [-1])
     ):
         return owner
-    if owner.form in (ROWS, ROWS_OF_TEXT, TABLE, EVERY) and attr in _OF_EACH_ROW:
+    if owner.form in _WITH_ROWS and attr in _OF_EACH_ROW:
         return replace(plain_call(attribute(owner.expr, attr), args), form=owner.form)
     if owner.form in (ROWS, ROWS_OF_TEXT) and (added := _with_dimensions(owner, attr, args)):
         return added

@@ -158,7 +158,8 @@ def called(
         return in_terms_of(routine.given, bound)
     arguments = []
     for key in routine.omitting(bound):
-        value = bound[key] if key in bound else _absent(routine, key, program)
+        given = key in bound and not _is_counted(routine, key, bound[key], program)
+        value = bound[key] if given else _absent(routine, key, program)
         value = untransposed(value) if keeps_order else value
         arguments.append(value.passed(routine.argument_facts.get(key)))
     code = ast.Call(function, arguments, [])
@@ -168,6 +169,15 @@ def called(
         return routine.shape
     known = program.specialised and routine.static
     return fill(routine.shape, [Code(code, static=known, transposed=keeps_order)])
+
+
+def _is_counted(routine: Routine, key: str, value: Value, program: Program) -> bool:
+    """Whether a call hands on None for positions, which what it calls then counts: what is read by
+    this name there are these.
+    """
+    fact = routine.argument_facts.get(key)
+    none_there = fact is not None and fact.equals(NONE) and value.equals(NONE)
+    return key == "position_ids" and program.counts_positions and none_there
 
 
 def _absent(routine: Routine, key: str, program: Program) -> Value:

@@ -14,6 +14,7 @@ from transformers.modeling_utils import AttentionInterface as HFAttentionInterfa
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions.items import item_of
 from onboard.codegen.translate.language.expressions.objects import CONFIG_FACTS
+from onboard.codegen.translate.language.forms import POSITIONS, ROWS, ROWS_OF_HEADS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
@@ -183,12 +184,23 @@ def _twice(table: ast.expr) -> ast.expr:
 
 def _taken(table: Value, positions: Value, dims: int) -> Code:
     """Return `table[positions]` of a table [positions, dim], or of one with two dimensions of size
-    one before these.
+    one before these; of a cut one that is the rows of counted positions already, these.
     """
+    if isinstance(table, Code) and table.form in (ROWS, ROWS_OF_HEADS):
+        return _rows_again(table, positions)
     whole = table.expr if isinstance(table, Cut) else table.code()
     if dims == 4:
         whole = ast.Subscript(whole, ast.Tuple([constant(0), constant(0)], ast.Load()), ast.Load())
     return Code(ast.Subscript(whole, positions.code(), ast.Load()))
+
+
+def _rows_again(rows: Code, positions: Value) -> Code:
+    """Return rows of counted positions, [batch, sequence, dim], which code looks up by these."""
+    if not isinstance(positions, Code) or positions.form != POSITIONS:
+        raise Untranslatable("rows of counted positions, looked up by other ones")
+    if rows.form == ROWS:
+        return rows
+    return Code(call(attribute(rows.code(), "squeeze"), constant(1)), form=ROWS)
 
 
 def _tables(op_name: str, tables: list[Value], frequencies: str | None) -> list[ast.expr]:
