@@ -109,7 +109,7 @@ _ATTRIBUTES = """
     detach device diff dim div div_ dot double dtype einsum eps eq equal erf exp exp_ expand
     expand_as expm1 extend fill_ flatten flip float floor floor_divide fmod forward fromkeys
     gather ge get get_submodule get_text_config greater gt H half imag index index_add
-    index_add_ index_copy index_copy_ index_fill index_put index_select indices insert int
+    index_add_ index_copy index_copy_ index_fill index_put index_select indices inner insert int
     is_causal is_complex is_decoder is_floating_point is_integer isfinite isinf isnan item items keys kron
     le lerp log log10 log1p log2 log_softmax logical_and logical_not logical_or logit logsumexp
     long lower lt masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select matmul max

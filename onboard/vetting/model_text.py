@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NoReturn
 
@@ -82,6 +82,7 @@ class _Reader:
         self.modules: dict[str, str] = {}
         self.imported: set[str] = set()
         self.bound: set[str] = set()
+        self.fields: set[ast.AST] = set()
 
     def read(self, tree: ast.Module) -> None:
         for node in tree.body:
@@ -176,6 +177,8 @@ class _Reader:
         if node.keywords or node.decorator_list:
             _refuse(node)
         self._visit_all(node.bases)
+        if self._is_config(node):
+            self.fields |= set(_fields(node))
         for item in node.body:
             is_value = isinstance(item, ast.Assign | ast.AnnAssign) and (
                 item.value is None or _is_literal(item.value)
@@ -184,6 +187,13 @@ class _Reader:
             if not (is_value or is_text or isinstance(item, ast.FunctionDef | ast.Pass)):
                 _refuse(item)
             self._visit(item)
+
+    def _is_config(self, node: ast.ClassDef) -> bool:
+        """Whether a class is a config: nothing but fields is had of its objects."""
+        match node.bases:
+            case [ast.Name(id="PlainConfig")]:
+                return "PlainConfig" in self.imported
+        return False
 
     def _functiondef(self, node: ast.FunctionDef) -> None:
         """Decorators are three builtins; nothing is called for the default of a parameter."""
@@ -232,6 +242,8 @@ class _Reader:
             self._visit(root)
         else:
             path = _behind_listed(f"{module}.{'.'.join(path)}", node)
+        if node in self.fields and not _has_config(node.attr):
+            return  # only other objects have a method of this name, as tensors have `backward`
         for name in path:
             if not _is_attribute(name) and not (name == "__init__" and _is_super(root)):
                 _refuse(node)
@@ -321,6 +333,27 @@ def _is_attribute(name: str) -> bool:
     return not name.startswith("__") and (
         name in allowed_names.ATTRIBUTES or name not in library_names()
     )
+
+
+def _fields(config: ast.ClassDef) -> Iterator[ast.Attribute]:
+    """Yield where the constructor of a config class keeps a value, `self.name = ...`."""
+    for method in config.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            for node in ast.walk(method):
+                match node:
+                    case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()):
+                        yield node
+
+
+def _has_config(name: str) -> bool:
+    """Whether a config has an attribute of this name without a file's doing, or none may."""
+    if name.startswith("_"):
+        return True
+    from transformers import PretrainedConfig
+
+    from onboard.plain_config import PlainConfig
+
+    return hasattr(PretrainedConfig, name) or hasattr(PlainConfig, name)
 
 
 @cache

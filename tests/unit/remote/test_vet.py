@@ -257,6 +257,33 @@ def test_a_config_class_may_be_an_heir_of_one_of_transformers() -> None:
         vet_model_file(text.replace('model_type = "x"', 'model_type = "llama"'), _spec())
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "passes"),
+    [
+        ("self.width = width", "self.backward = width", True),
+        ("self.width = width", "self.to_dict = width", False),
+        ("self.width = width", "self.__class__ = width", False),
+        ("self.width = width", "self._grad = width", False),
+        ("self.width = width", "self.width.backward = width", False),
+        ("self.width = width", "self.width = self.backward", False),
+        ("XConfig(PlainConfig)", "XConfig(nn.Module)", False),
+        ("self.proj = nn.Linear(config.width, 2)", "self.backward = config.width", False),
+        ("config.width", "config.backward", False),
+    ],
+)
+def test_a_config_may_keep_what_only_tensors_have_a_method_for(
+    old: str, new: str, passes: bool
+) -> None:
+    text = _file().replace(old, new)
+    if new.startswith("XConfig"):
+        text = text.replace("self.width = width", "self.backward = width")
+    if passes:
+        vet_model_text(text)
+    else:
+        with pytest.raises(OnboardError, match="not known to be harmless"):
+            vet_model_text(text)
+
+
 def test_a_file_that_looks_like_transformers_own_is_refused() -> None:
     text = _file().replace("from onboard.plain_config import PlainConfig", "")
     with pytest.raises(OnboardError):
