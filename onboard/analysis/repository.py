@@ -17,12 +17,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis.behaviour.position_fields import USUAL, position_field
 from onboard.analysis.repository_classes import bring_up_to_date, failed_first_values
-from onboard.analysis.repository_classes import give_masks as _give_masks
-from onboard.analysis.repository_classes import give_positions as _give_positions
-from onboard.analysis.repository_classes import spare_masks as _spare_masks
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, survey_code
 from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
+from onboard.hf import given_inputs
 from onboard.hf.json_floats import json_floats
 from onboard.hf.old import (
     attention_modules,
@@ -179,14 +177,22 @@ def _failure(reference: str, what: str, error: Exception) -> OnboardError:
 
 def give_masks(model_class: Any) -> None:
     """Give the models of a class a mask wherever they get none; it is told for the report."""
-    _give_masks(model_class)
+    given_inputs.give_masks(model_class)
     facts = _INSTALLED[model_class.config_class.model_type]
     facts.append(f"{model_class.__name__}.forward fails without attention_mask; it gets ones")
 
 
+def give_truth_masks(model_class: Any) -> None:
+    """Give the models of a class masks as truth values; it is told for the report."""
+    given_inputs.give_truth_masks(model_class)
+    facts = _INSTALLED[model_class.config_class.model_type]
+    what = "fails with an attention_mask of integers; it gets truth values"
+    facts.append(f"{model_class.__name__}.forward {what}")
+
+
 def give_positions(model_class: Any) -> None:
     """Give the models of a class positions wherever they get none; it is told for the report."""
-    _give_positions(model_class)
+    given_inputs.give_positions(model_class)
     facts = _INSTALLED[model_class.config_class.model_type]
     facts.append(f"{model_class.__name__}.forward fails without position_ids; it gets them")
 
@@ -195,7 +201,7 @@ def spare_masks(model_class: Any, *, always: bool = False) -> None:
     """Give the models of a class no mask with texts of one token, or always; it is told for the
     report.
     """
-    _spare_masks(model_class, always=always)
+    given_inputs.spare_masks(model_class, always=always)
     facts = _INSTALLED[model_class.config_class.model_type]
     what = "fails with attention_mask where a text has one token; it gets none there"
     if always:

@@ -69,12 +69,15 @@ def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> flo
 @torch.no_grad()
 def runs_fresh(make: Callable[[], nn.Module], tokens: int) -> bool:
     """Whether a model that is made anew for each runs texts of several lengths, in batches of
-    several sizes: one that fails without that keeps what it computed of the last one.
+    several sizes, without and with a mask: one that fails without that keeps what it computed of
+    the last one.
     """
     try:
         for batch, length in _TEXTS:
             text = from_zero(prompt(0, length=length, batch=batch, tokens=tokens))
             make()(**text, use_cache=False)
+            mask = torch.ones_like(text["input_ids"])
+            make()(**text, attention_mask=mask, use_cache=False)
     except Exception:  # whatever a model's own code raises
         return False
     return True

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from onboard.analysis import repository
-from onboard.analysis.repository_classes import hands_no_mask
 from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.copied_model import copied
+from onboard.hf.given_inputs import hands_no_mask
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME
 
@@ -106,16 +106,19 @@ def positions_below_length(model: nn.Module) -> bool:
 
 def runs_as_it_is(model: nn.Module) -> bool:
     """Whether a transformers model runs with tokens alone; where it needs a mask or positions, it is
-    given them from now on, and no mask where one token has none. A copy is run: a first run may
-    change weights, or leave things behind.
+    given them from now on, a mask as truth values where it needs these, and no mask where one token
+    has none. A copy is run: a first run may change weights, or leave things behind.
     """
     model = copied(model)
     inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
     mask = torch.ones_like(inputs["input_ids"])
     if _runs(model, inputs):
         one = {key: tensor[:, :1] for key, tensor in inputs.items()}
-        if hands_no_mask(model, mask) and not _runs(model, {**inputs, "attention_mask": mask}):
+        fails = not _runs(model, {**inputs, "attention_mask": mask})
+        if fails and hands_no_mask(model, mask):
             repository.spare_masks(type(model), always=True)
+        elif fails and _runs(model, {**inputs, "attention_mask": mask.bool()}):
+            repository.give_truth_masks(type(model))
         elif _runs(model, one) and not _runs(model, {**one, "attention_mask": mask[:, :1]}):
             repository.spare_masks(type(model))
     elif _runs(model, {**inputs, "attention_mask": mask}):

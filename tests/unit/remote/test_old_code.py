@@ -36,10 +36,6 @@ from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.analysis.repository import make_package, only_if
 from onboard.analysis.repository_classes import (
     bring_up_to_date,
-    give_masks,
-    give_positions,
-    hands_no_mask,
-    spare_masks,
 )
 from onboard.analysis.repository_source import PACKAGE
 from onboard.analysis.source import module_source
@@ -47,6 +43,7 @@ from onboard.analysis.tiny.random_weights import is_table
 from onboard.analysis.tiny.tiny_prompts import begins_at_zero, counts_positions
 from onboard.analysis.tiny.tiny_sizes import keep_heads
 from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.hf.given_inputs import give_masks, give_positions, hands_no_mask, spare_masks
 from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.einops_forms import rearrange, repeat
 from onboard.hf.old.gone import Gone, importing
