@@ -25,7 +25,7 @@ from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.behaviour.positions import first_position
 from onboard.analysis.behaviour.repeated import repeated_tokens
 from onboard.analysis.behaviour.rounding import check_rounding
-from onboard.analysis.behaviour.texts import check_ends, check_pieces, check_rows
+from onboard.analysis.behaviour.texts import check_ends, check_lengths, check_pieces, check_rows
 from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.block_findings import mask_blocks, module_blocks, rope_blocks, scan_blocks
 from onboard.analysis.layer_modules import layer_kinds, with_modules
@@ -123,6 +123,7 @@ def _check_own_code(full: PretrainedConfig, tiny: nn.Module) -> None:
     check_repeats(partial(_made_anew, full), vocabulary(tiny))
     check_rounding(tiny)
     check_pieces(tiny)
+    check_lengths(tiny)
     check_mask(tiny)
     chosen = getattr(full, "_attn_implementation", None)
     if chosen == "eager":

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.behaviour.apart import check_causality
 from onboard.analysis.tiny.tiny_prompts import prompt, prompts, vocabulary
-from onboard.errors import OnboardError
+from onboard.errors import NotCausalError, OnboardError
 from onboard.hf.old.given_logits import given_by, last_logits
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME
 
 _MOST_ROWS = 16
+_ENDS = (5, 12, 20)
+"""Lengths of a text's beginnings, each of which is compared with that of one token more."""
 
 
 def check_rows(model: nn.Module) -> None:
@@ -56,6 +59,29 @@ def check_ends(model: nn.Module) -> None:
             f"{type(model).__name__} gives logits of the last token alone, and other ones of a text"
             f" than of its beginnings (rmse ratio {error:.1e}): it is not causal, or does more at the last",
             hint="Have it give those of every token in a copy of the code",
+        )
+
+
+@torch.no_grad()
+def check_lengths(model: nn.Module) -> None:
+    """Refuse a model in which what follows a text changes its logits by being there, as positions
+    that are counted from the text's end do: it has other logits as the beginning of a longer text.
+
+    One that has other tables for texts beyond some length differs there alone, and is not meant.
+    """
+    ids = prompt(0, batch=1, seed=6, tokens=vocabulary(model))["input_ids"]
+    errors = []
+    for end in _ENDS:
+        shorter, longer = ids[:, :end], ids[:, : end + 1]
+        if not (_runs(model, shorter) and _runs(model, longer)):
+            return  # it takes texts of some lengths alone
+        one, other = (model(input_ids=each, use_cache=False).logits for each in (shorter, longer))
+        errors.append(rmse_ratio(other[:, :end], one))
+    if min(errors) > SAME:
+        check_causality(model)  # which says more of one that looks at later tokens
+        raise NotCausalError(
+            f"{type(model).__name__} is not causal: a text has other logits as the beginning of a longer"
+            f" one (rmse ratio {max(errors):.1e}), as where positions are counted from its end"
         )
 
 
