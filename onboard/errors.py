@@ -58,6 +58,16 @@ class UntranslatableError(OnboardError):
         self.block = block
 
 
+class ProofError(OnboardError):
+    """A generated file does not do what it was made from; `blocks` are the classes in whose code it
+    shows, the innermost first, none where that is not known.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", blocks: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.blocks = blocks
+
+
 class ConsentRequiredError(OnboardError):
     """Going on needs the user's word: the model does not fit, or its repository brings code to
     run.

@@ -23,6 +23,9 @@ T = TypeVar("T")
 _OF_REPOSITORY = b"onboard.plain_config"
 """What only those files import whose model has a config class in its repository."""
 
+LOADED = "onboard_generated_"
+"""What the names of loaded model files begin with, as modules."""
+
 FirstPosition = Callable[[Any], int]
 
 _MODELS: dict[str, type[nn.Module]] = {}
@@ -218,7 +221,7 @@ def load_model_file(path: Path) -> None:
         of `onboard.vetting` first, or have the user's word.
     """
     data = path.read_bytes()
-    name = f"onboard_generated_{path.stem}_{hashlib.sha256(data).hexdigest()[:12]}"
+    name = f"{LOADED}{path.stem}_{hashlib.sha256(data).hexdigest()[:12]}"
     if name in _OF_FILE:
         for table, own in zip((_MODELS, _CONFIGS), _OF_FILE[name], strict=True):
             table.update(own)

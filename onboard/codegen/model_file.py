@@ -25,7 +25,7 @@ from onboard.codegen.format import format_python
 from onboard.codegen.model_imports import import_lines
 from onboard.codegen.plain_names import with_plain_names
 from onboard.codegen.spec_findings import findings_of
-from onboard.codegen.straight.attempts import straightened
+from onboard.codegen.straight.attempts import Prove, straightened, trusted, unproven
 from onboard.codegen.straight.recorded_classes import doubt, with_origin
 from onboard.codegen.translate.language.findings import Recognised
 from onboard.codegen.translate.language.program.classes import Translator
@@ -36,7 +36,7 @@ from onboard.codegen.translate.mechanisms.order import MECHANISMS
 from onboard.codegen.translate.output.emit import ClassText, MethodText, emit, rope_default
 from onboard.codegen.translate.output.tidied import config_of
 from onboard.codegen.without_cache import check_mixing, unknown_mixing
-from onboard.errors import OnboardError, UntranslatableError
+from onboard.errors import OnboardError, ProofError, UntranslatableError
 from onboard.hf.codebooks import places_of
 from onboard.render import render
 
@@ -45,15 +45,21 @@ TEMPLATE_VERSION = 1
 _MODELING_ERRORS = "Report this architecture; its model file has to be written by hand"
 
 
-def generate_model_file(spec: ModelSpec) -> str:
+def generate_model_file(spec: ModelSpec, prove: Prove = trusted) -> str:
     """Return the text of the model file of a spec's family; the same spec gives the same text.
+
+    Args:
+        spec: the family's.
+        prove: where a file of a repository's code fails it, what the forwards of its classes do is
+            put in their place until one does not.
 
     Raises:
         OnboardError: the architecture has a construct without translation.
+        ProofError: no text passes `prove`; it is the first one's error.
     """
     translator, model = make_translator(spec)
     try:
-        text = _text_or_straight(translator, spec)
+        text = _text_or_straight(translator, spec, prove)
     except OnboardError:
         raise
     except Exception as error:
@@ -71,26 +77,51 @@ def generate_model_file(spec: ModelSpec) -> str:
     return text
 
 
-def _text_or_straight(translator: Translator, spec: ModelSpec) -> str:
-    """Return a file's text; where code of a repository leads nowhere, or to what files may not have,
-    with what the forwards of its classes do in their place.
+def _text_or_straight(translator: Translator, spec: ModelSpec, prove: Prove) -> str:
+    """Return a file's text; where code of a repository leads nowhere, or to what files may not have
+    or what is not proven, with what the forwards of its classes do in their place.
     """
+    text = ""
     try:
         text = _text(translator, spec)
         first = doubt(text, translator.model) if spec.repository else None
-    except Untranslatable as error:
+        if first is None:
+            prove(text)
+            return text
+    except (Untranslatable, ProofError) as error:
         if spec.repository is None:
             raise
-        text, first = "", error
-    if first is None:
-        return text
-    whole = load_config(spec.config)
+        first = unproven(error, translator.model)
     try:
-        return straightened(lambda: _text(translator, spec), translator, whole, first)
-    except Untranslatable:
-        if text:
-            return text  # as it is written: its reader decides
-        raise
+        return straightened(
+            lambda: _proven(translator, spec, prove), translator, load_config(spec.config), first
+        )
+    except Untranslatable as error:
+        if isinstance(error.__cause__, ProofError):
+            raise ProofError(str(error), hint=error.__cause__.hint) from error
+        if not text:
+            raise
+        _prove_doubted(text, translator, prove, error)
+    return text  # as it is written: its reader decides
+
+
+def _prove_doubted(
+    text: str, translator: Translator, prove: Prove, doubted: Untranslatable
+) -> None:
+    check_mixing(text, translator.model)
+    try:
+        prove(text)
+    except ProofError as error:
+        raise ProofError(f"{error.message}; {doubted}", hint=error.hint) from error
+
+
+def _proven(translator: Translator, spec: ModelSpec, prove: Prove) -> str:
+    text = _text(translator, spec)
+    try:
+        prove(text)
+    except OnboardError as error:
+        raise unproven(error, translator.model) from error
+    return text
 
 
 def _text(translator: Translator, spec: ModelSpec) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.recognise.recorder import first_tensor
 from onboard.analysis.source import class_node, module_source
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.errors import UntranslatableError
@@ -116,9 +117,10 @@ def _outputs(
 
     def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         given: Any = args[0] if args else kwargs.get("hidden_states")
-        made = output[0] if isinstance(output, tuple) else output
-        tensors = isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor)
-        if tensors and given.dim() == made.dim() == 3:
+        made = first_tensor(output)
+        if not isinstance(given, torch.Tensor) or made is None:
+            return
+        if given.dim() == made.dim() == 3:
             found.setdefault(path, (given.clone(), made.clone()))
 
     hooks = [

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from onboard.analysis.counterparts import counterparts, is_choice, without_later
 from onboard.analysis.cut_tables import rows_for_each_text
 from onboard.analysis.recognise.recorder import first_tensor
-from onboard.errors import OnboardError
+from onboard.errors import ProofError
+from onboard.modeling import LOADED
 from onboard.ops.rope.rope import complex_freqs
 from onboard.ops.sparse.sparse import chosen_keys
 from onboard.verify.error import rmse_ratio, worst
@@ -52,7 +55,9 @@ def compare_outputs(path: str, class_name: str, output: Any, expected: Any) -> t
     # Sizes that a block reads off its data.
     if isinstance(output, list) and all(type(item) is int for item in output):
         if output != expected:
-            raise OnboardError(f"{path} ({class_name}) gives {output}, not {expected}")
+            raise ProofError(
+                f"{path} ({class_name}) gives {output}, not {expected}", blocks=(class_name,)
+            )
         return output, 0.0
     if isinstance(output, list):  # of what each step of a loop gives
         both = zip(output, expected, strict=True)
@@ -71,14 +76,16 @@ def compare_outputs(path: str, class_name: str, output: Any, expected: Any) -> t
         return target, 0.0
     target = _laid_out_as(output, target)
     if output.shape != target.shape:
-        raise OnboardError(
-            f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}"
+        raise ProofError(
+            f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}",
+            blocks=(class_name,),
         )
     # Whether other ids that are hidden here made a difference, the logits tell, where nothing is
     # replaced.
     error = rmse_ratio(without_later(output), without_later(target))
     if not error <= SAME:
-        raise OnboardError(_difference(path, class_name, output, target, error))
+        said = _difference(path, class_name, output, target, error)
+        raise ProofError(said, blocks=(class_name,))
     return target, error
 
 
@@ -116,6 +123,14 @@ def note(proofs: dict[str, BlockProof], path: str, class_name: str, error: float
     """Keep a block's worst error."""
     if path not in proofs or error > proofs[path].error:
         proofs[path] = BlockProof(path, class_name, error)
+
+
+def running(error: Exception) -> tuple[str, ...]:
+    """Return the classes of a model file whose code led to an error, the innermost first."""
+    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    classes = [type(owner) for owner in owners if isinstance(owner, nn.Module)]
+    names = [cls.__name__ for cls in classes if cls.__module__.startswith(LOADED)]
+    return tuple(dict.fromkeys(reversed(names)))
 
 
 def _difference(

@@ -41,7 +41,7 @@ from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, prompts, vocab
 from onboard.codegen.config_checks import fields
 from onboard.codegen.translate.language.trees.syntax import TOO_LONG
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, ProofError
 from onboard.hf.copied_model import copied
 from onboard.hf.expert_weights import separate_experts
 from onboard.verify.block_outputs import (
@@ -50,6 +50,7 @@ from onboard.verify.block_outputs import (
     both_zero,
     compare_outputs,
     note,
+    running,
     sizes,
 )
 from onboard.verify.exported import check_export
@@ -64,8 +65,9 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
         One proof for each submodule, the logits ("") last.
 
     Raises:
-        OnboardError: the file does not load, names other parameters, or a block differs: the first
-            one is named, with both values; or `torch.export` fails with dynamic batch and sequence.
+        OnboardError: the file does not load, or names other parameters.
+        ProofError: a block differs: the first one is named, with both values; the model does not
+            run; or `torch.export` fails with dynamic batch and sequence.
     """
     reference = build_roomy(load_config(spec.config))
     fresh = copied(reference)  # a forward may change a model for good
@@ -86,8 +88,9 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
         except OnboardError:
             raise
         except Exception as error:
-            raise OnboardError(
-                f"the generated {spec.architecture} does not run: {one_line(error)}"
+            raise ProofError(
+                f"the generated {spec.architecture} does not run: {one_line(error)}",
+                blocks=running(error),
             ) from error
         if export:
             check_export(model, reference, spec, shapes)
@@ -212,8 +215,9 @@ def _same_weights(
         ) from error
     except Exception as error:
         name = model_class.__name__
-        raise OnboardError(
-            f"the generated {name} cannot be made for its own config: {one_line(error)}"
+        raise ProofError(
+            f"the generated {name} cannot be made for its own config: {one_line(error)}",
+            blocks=running(error),
         ) from error
     ours, theirs = model.state_dict(), _weights(reference, eager)
     if missing := sorted(theirs.keys() ^ ours.keys()):
@@ -288,6 +292,9 @@ def _compare_blocks(
     try:
         with torch.no_grad():
             model(**inputs)
+    except ProofError as error:  # a block differs, or is given something else
+        error.blocks = running(error) or error.blocks
+        raise
     finally:
         for handle in handles:
             handle.remove()

@@ -14,9 +14,9 @@ from onboard.analysis.behaviour.thresholds import (
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, ProofError
 from onboard.graph.export.guards import broken_guards
-from onboard.verify.block_outputs import compare_outputs, sizes
+from onboard.verify.block_outputs import compare_outputs, running, sizes
 
 _TRIED = 2048
 """The most tokens with which another path of the code is tried."""
@@ -36,7 +36,8 @@ def check_export(
         )
     except Exception as error:
         text = " ".join(str(error).split())[:300]
-        raise OnboardError(f"torch.export fails on the generated {name}: {text}") from error
+        said = f"torch.export fails on the generated {name}: {text}"
+        raise ProofError(said, blocks=running(error)) from error
     graph = program.module(check_guards=False)  # these are looked at all at once
     assert isinstance(graph, fx.GraphModule)
     # and export's bounds of sizes with them: what the graph computes is compared
@@ -69,7 +70,7 @@ def _check_guards(graph: fx.GraphModule, model: nn.Module, small: int, spec: Mod
             from_zero(prompt(0, length=broken.length, batch=broken.batch)) if is_tried else None
         )
         if not (is_end or (inputs is not None and _is_same_path(graph, model, inputs))):
-            raise OnboardError(
+            raise ProofError(
                 f"the code of {spec.architecture} takes another path {broken}",
                 hint="No graph can follow that; report this architecture",
             )

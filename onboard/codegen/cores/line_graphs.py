@@ -43,6 +43,10 @@ _WRITTEN = "written"
 """Key of a node's `meta` under which its expression stands, for nodes that are no calls."""
 
 
+def _none() -> None:
+    """Give what a module has None for: a graph module cannot hold that."""
+
+
 class LineGraph:
     """A recording of a module's forward as a graph; inputs are what the forward was given, by the
     names of its parameters.
@@ -112,6 +116,8 @@ class LineGraph:
                 return graph.call_function(read[0], (owner, read[1]))
             case Given(name=name):
                 return self._inputs[name]
+            case Own() if self._value(value) is None:
+                return graph.call_function(_none)
             case Own():
                 return graph.get_attr(self._held(value))
             case Size(of=of, dim=dim):
@@ -123,13 +129,17 @@ class LineGraph:
                 return graph.call_function(_OPERATIONS[op], given)
         raise NotStraight(f"{type(value).__name__} in a graph")
 
+    def _value(self, own: Own) -> Any:
+        value: Any = self._module
+        for part in own.path:
+            value = value[int(part)] if part.isdigit() else getattr(value, part)
+        return value
+
     def _held(self, own: Own) -> str:
         """Return the name under which the graph module holds what a module has."""
         name = "_".join(("own", *own.path))
         if not hasattr(self._root, name):
-            value: Any = self._module
-            for part in own.path:
-                value = value[int(part)] if part.isdigit() else getattr(value, part)
+            value = self._value(own)
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
                 self._root.register_buffer(name, value)
             else:
@@ -167,7 +177,8 @@ class _Back:
         return self._argument(new)
 
     def _value(self, node: fx.Node) -> Any:
-        if _WRITTEN in node.meta and node.op in ("placeholder", "get_attr"):
+        is_held = node.op in ("placeholder", "get_attr") or node.target is _none
+        if _WRITTEN in node.meta and is_held:
             return node.meta[_WRITTEN]
         if node.op == "placeholder":
             return Given(node.name)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.behaviour.code_numbers import same_sizes
@@ -22,6 +23,9 @@ from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.program import uses
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+
+Prove = Callable[[str], None]
+"""Raises `ProofError` where a model file's text is not proven."""
 
 _MOST = 8
 """Classes that are straightened for one model."""
@@ -78,6 +82,24 @@ def straightened(
     raise first
 
 
+def trusted(text: str) -> None:
+    """Prove nothing: who asks for a text proves it."""
+
+
+def unproven(error: Exception, model: nn.Module) -> Untranslatable:
+    """Return what a text has no translation or no proof for, and the classes whose code led there,
+    none if that is the whole model's alone.
+    """
+    if isinstance(error, Untranslatable):
+        return error
+    own = {cls.__name__ for cls in map(type, model.modules()) if _is_own(cls)}
+    blocks = [name for name in getattr(error, "blocks", ()) if name in own]
+    message = getattr(error, "message", str(error))
+    failed = Untranslatable(message, tuple(x for x in blocks if x != type(model).__name__))
+    failed.__cause__ = error
+    return failed
+
+
 def _anew(attempt: Callable[[], str], translator: Translator) -> str:
     translator.argument_facts.clear()
     translator.shared.clear()
@@ -114,11 +136,14 @@ def _mentions(cls: type, message: str) -> bool:
     return bool(found and re.search(rf"\b{found[1]}\b", ast.unparse(class_node(cls))))
 
 
+def _is_own(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == PACKAGE
+
+
 def _is_written(translator: Translator, cls: type) -> bool:
     """Whether a class of the repository is translated from its code."""
     known = {*translator.findings.recognised, *translator.findings.mixtures}
-    own = cls.__module__.split(".")[0] == PACKAGE
-    return own and cls in translator.states and cls.__name__ not in known
+    return _is_own(cls) and cls in translator.states and cls.__name__ not in known
 
 
 def _leaves(findings: Findings) -> Iterator[Any]:

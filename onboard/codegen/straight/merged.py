@@ -61,6 +61,8 @@ def _merge(values: Sequence[Any], samples: Sequence[Sample]) -> Any:
     if any(type(value) is not type(first) for value in values):
         if all(type(value) in (int, float) for value in values):
             return _explained(values, samples)
+        if (own := _of_some(values, samples)) is not None:
+            return own
         raise NotStraight(f"it does different things ({_shown(values)})")
     if isinstance(first, tuple):
         return _merge_all(values, samples)
@@ -79,6 +81,24 @@ def _merge(values: Sequence[Any], samples: Sequence[Sample]) -> Any:
     if type(first) in (int, float, torch.dtype):
         return _explained(values, samples)
     raise NotStraight(f"it does different things ({_shown(values)})")
+
+
+def _of_some(values: Sequence[Any], samples: Sequence[Sample]) -> Own | None:
+    """Return the attribute that some modules give, where it is None in those that give None."""
+    named = {value for value in values if isinstance(value, Own)}
+    if len(named) != 1 or not all(value is None or value in named for value in values):
+        return None
+    (own,) = named
+    without = [sample.module for v, sample in zip(values, samples, strict=True) if v is None]
+    return own if all(_is_none(module, own.path) for module in without) else None
+
+
+def _is_none(module: nn.Module, path: tuple[Any, ...]) -> bool:
+    *parts, name = path
+    owner: Any = module
+    for part in parts:
+        owner = getattr(owner, str(part), None)
+    return hasattr(owner, str(name)) and getattr(owner, str(name)) is None
 
 
 def _merge_all(values: Sequence[tuple[Any, ...]], samples: Sequence[Sample]) -> tuple[Any, ...]:

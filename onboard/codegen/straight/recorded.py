@@ -132,8 +132,16 @@ def _quiet() -> Iterator[None]:
 
 
 def _give_shapes(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Put tensors without values in the place of those on the meta device."""
+    """Put tensors without values in the place of those on the meta device; numbers that modules keep
+    as tensors, which code may read, stay known.
+    """
     made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, item in list(vars(module).items()):
+            if isinstance(item, torch.Tensor) and item.dim() == 0 and not item.is_meta:
+                number: Any = mode.from_tensor(item)
+                number.constant = item
+                setattr(module, name, number)
     for module in model.modules():
         for name, item in list(module._parameters.items()):
             if item is not None and item.is_meta and id(item) not in made:

@@ -43,8 +43,13 @@ def generate(folder: Path, config: dict[str, Any], spec: str) -> dict[str, Any]:
     from onboard.verify.blocks import prove
 
     parsed = ModelSpec.from_yaml(spec)
-    text = generate_model_file(parsed)
-    return {"text": text, "worst": max(proof.error for proof in prove(text, parsed))}
+    worst: dict[str, float] = {}
+
+    def proven(text: str) -> None:
+        worst[text] = max(proof.error for proof in prove(text, parsed))
+
+    text = generate_model_file(parsed, proven)
+    return {"text": text, "worst": worst[text]}
 
 
 def check(folder: Path, config: dict[str, Any], spec: str, text: str) -> float:

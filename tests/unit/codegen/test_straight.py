@@ -33,6 +33,42 @@ for folder in map(Path, sys.argv[1:]):
         found[folder.name] = {"error": str(error)}
 print("FOUND" + json.dumps(found))
 """
+_MISTAKEN = """
+import ast, json, sys
+from pathlib import Path
+from unittest import mock
+from onboard.analysis.analyze import analyze
+from onboard.analysis.repository import install
+from onboard.codegen.straight.recorded_classes import recorded_classes
+from onboard.codegen.straight.straight_lines import NotStraight
+from onboard.codegen.straight.straighten import Recordings
+from onboard.codegen.translate.language.in_order import Mechanisms
+from onboard.errors import OnboardError
+from onboard.workflow.remote import tasks
+right = Mechanisms.forward
+def wrong(self, state, node, frame):
+    for each in ast.walk(node) if state.cls.__name__ == "Mlp" else ():
+        if isinstance(each, ast.Attribute):
+            each.attr = wrong.changes.get(each.attr, each.attr)
+    return right(self, state, node, frame)
+def no_forward(self, cls):
+    raise NotStraight("it is odd")
+found = {}
+with mock.patch.object(Mechanisms, "forward", wrong):
+    for folder in map(Path, sys.argv[1:]):
+        config = json.loads((folder / "config.json").read_text())
+        install(folder, config)
+        spec = analyze(config, folder, model=folder.name, trust_remote_code=True).to_yaml()
+        made = no_forward if folder.name.endswith("never") else Recordings.straight_forward
+        wrong.changes = {"silu": "glu" if folder.name.startswith("stops") else "relu"}
+        with mock.patch.object(Recordings, "straight_forward", made):
+            try:
+                done = tasks.generate(folder, config, spec)
+                found[folder.name] = {"recorded": recorded_classes(done["text"]), **done}
+            except OnboardError as error:
+                found[folder.name] = {"error": str(error)}
+print("FOUND" + json.dumps(found))
+"""
 _RECORD = """
 import ast, json, sys
 from pathlib import Path
@@ -204,6 +240,30 @@ def test_forwards_that_cannot_be_read_are_recorded_and_proven(generated: dict[st
     assert "for layer in self.layers:" in text
     assert "self.theta" in text  # though all models have the same number there
     assert not any(word in text for word in ("Tables", "_scale", "rearranged", "lru_cache"))
+
+
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what comes of models of which a class is translated wrongly."""
+    folder = tmp_path_factory.mktemp("mistaken")
+    return _run(
+        _MISTAKEN, [save_odd(folder / name) for name in ("differs", "stops", "differs_never")]
+    )
+
+
+@pytest.mark.parametrize("name", ["differs", "stops"])
+def test_a_class_whose_translation_is_not_proven_is_recorded(
+    name: str, mistaken: dict[str, Any]
+) -> None:
+    assert mistaken[name].get("error") is None
+    assert mistaken[name]["recorded"] == ["Mlp"]
+    assert mistaken[name]["worst"] < 1e-5
+
+
+def test_where_no_recording_is_proven_the_first_error_is_said(mistaken: dict[str, Any]) -> None:
+    error = mistaken["differs_never"]["error"]
+    assert error.startswith("model.layers.0.mlp.down (Linear) differs from transformers: rmse")
+    assert error.endswith("; Mlp cannot be recorded: it is odd")
 
 
 POWER = """

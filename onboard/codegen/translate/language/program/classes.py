@@ -387,17 +387,17 @@ class Translator(Program):
         found = method_of(state.cls, attr, self.specialised)
         if found is None or found[0].__module__.startswith("torch."):
             raise Untranslatable(f"{state.cls.__name__}.{attr}")
-        owner, node = found
-        source = module_source(owner.__module__)
-        if attr == "forward" and state.cls in self.straight:
-            source, node = self.straight[state.cls]
+        owner, written = found
+        recorded = self.straight.get(state.cls) if attr == "forward" else None
+        source, node = recorded or (module_source(owner.__module__), written)
         static = "staticmethod" in {ast.unparse(item) for item in node.decorator_list}
         bound, rest = bind(node, args, method=not static)
         key = ("method", f"{state.cls.__qualname__}.{attr}")
         self._learn(key, node, {**bound, **rest}, attr in state.methods)
         if attr not in state.methods:
             frame = Frame(self, source, "forward", state, owner)
-            made = self.mechanisms.forward(state, node, frame) if attr == "forward" else None
+            known = attr == "forward" and recorded is None
+            made = self.mechanisms.forward(state, node, frame) if known else None
             if made is not None:
                 state.methods[attr] = made
                 unused_modules.reach_parts(state, frame)
