@@ -75,7 +75,8 @@ def straightened(
             if (doubted := doubt(text, translator.model)) is None:
                 return text
             error = doubted
-        said.append(f"with {cls.__name__} as recorded: {error}")
+        same = str(error) == first.args[0]
+        said.append(f"with {cls.__name__} as recorded: {'the same' if same else error}")
     translator.straight.clear()
     translator.sizes.clear()
     first.args = ("; ".join([str(first), *said]),)

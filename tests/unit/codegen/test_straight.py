@@ -222,12 +222,60 @@ def run(x, layers, position_ids):
 ODD_MODEL = "return self.norm(run(self.embed(input_ids), list(self.layers), position_ids))"
 
 
+SCALED_ATTENTION = """
+b, t, _ = x.shape
+q, k, v = self.qkv(x).view(b, t, self.heads, -1).transpose(1, 2).chunk(3, dim=-1)
+cos, sin = self.cos[:t], self.sin[:t]
+cos, sin = cos[..., 0:t, :], sin[..., 0:t, :]
+def turn(y):
+    first, second = y.chunk(2, -1)
+    return y * cos + torch.cat((-second, first), -1) * sin
+q, k = turn(q).reshape(b * self.heads, t, -1), turn(k).reshape(b * self.heads, t, -1)
+scores = torch.zeros(b * self.heads, t, t, dtype=q.dtype, device=q.device)
+scores = torch.baddbmm(scores, q, k.transpose(1, 2), beta=1.0, alpha=torch.tensor(1.0) / self.norm)
+mask = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
+scores = scores.view(b, self.heads, t, t).masked_fill(mask, float("-inf"))
+y = F.softmax(scores, dim=-1) @ v
+return (self.out(y.transpose(1, 2).reshape(b, t, -1)), None), self.bias
+"""
+SCALED_BLOCK = """
+(y, _), bias = self.attn(self.norm1(x), position_ids)
+x = x + (y if bias is None else y + bias)
+return x + self.mlp(self.norm2(x))
+"""
+SCALED_INIT = {
+    "self.theta = config.rope_theta": """
+        inv = 1.0 / config.rope_theta ** (torch.arange(0, self.size, 2).float() / self.size)
+        angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inv)
+        angles = torch.cat((angles, angles), dim=-1)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.norm = torch.sqrt(torch.tensor(self.size, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros(config.hidden_size)) if is_last else None""",
+    "Attention(config)": "Attention(config, index == config.num_hidden_layers - 1)",
+}
+
+
+def _save_scaled(folder: Path) -> Path:
+    """Save a model whose attention keeps a number as a tensor, and a bias in its last layer only."""
+    path = save_odd(folder, attention=SCALED_ATTENTION, block=SCALED_BLOCK) / "modeling_odd.py"
+    text = path.read_text()
+    for old, new in SCALED_INIT.items():
+        assert old in text
+        text = text.replace(old, new)
+    before, _, after = text.partition("class Attention(nn.Module):")
+    after = after.replace("(self, config)", "(self, config, is_last)", 1)
+    path.write_text(f"{before}class Attention(nn.Module):{after}")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what comes of the models that are refused as they are written."""
     folder = tmp_path_factory.mktemp("odd")
     odd = {"attention": ODD_ATTENTION, "mlp": ODD_MLP, "model": ODD_MODEL}
-    return _run(_GENERATE, [save_odd(folder / "odd_all", head=ODD_HEAD, **odd)])
+    scaled = _save_scaled(folder / "odd_scaled")
+    return _run(_GENERATE, [save_odd(folder / "odd_all", head=ODD_HEAD, **odd), scaled])
 
 
 def test_forwards_that_cannot_be_read_are_recorded_and_proven(generated: dict[str, Any]) -> None:
@@ -240,6 +288,15 @@ def test_forwards_that_cannot_be_read_are_recorded_and_proven(generated: dict[st
     assert "for layer in self.layers:" in text
     assert "self.theta" in text  # though all models have the same number there
     assert not any(word in text for word in ("Tables", "_scale", "rearranged", "lru_cache"))
+
+
+def test_numbers_kept_as_tensors_and_parts_that_some_layers_have(generated: dict[str, Any]) -> None:
+    made = generated["odd_scaled"]
+    assert made.get("error") is None
+    assert made["recorded"] == ["Attention"]
+    assert made["worst"] < 1e-5
+    assert "torch.ops.onboard.torch_attention(" in made["text"]
+    assert ", self.bias" in made["text"]
 
 
 @pytest.fixture(scope="module")

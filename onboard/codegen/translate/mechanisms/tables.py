@@ -29,6 +29,7 @@ from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.counted_positions import positions
 
 _CASTS = ("to", "float", "type", "type_as", "half", "bfloat16", "contiguous")
+_ANY = 2
 _EVERYTHING = (slice(None), slice(0, None))
 
 
@@ -181,6 +182,8 @@ class CutTables(Mechanism):
         """The cut, and the rows that are looked up."""
         if isinstance(owner, Cut):
             return _looked_up(owner, index)
+        if _is_all_rows(owner, index, frame):
+            return owner
         shape = shape_of_table(owner, frame, learnt=True)
         if shape is None or not isinstance(owner, Code):
             return None
@@ -233,6 +236,13 @@ class CutTables(Mechanism):
         if isinstance(owner, Cut) and attr in ("dtype", "device"):
             return Code(attribute(owner.expr, attr))
         return None
+
+
+def _is_all_rows(owner: Value, index: Value, frame: Frame) -> bool:
+    """Whether an index cuts rows of a text's positions, [sequence, dim], to the text's length."""
+    if not isinstance(owner, Code) or owner.form != ROWS or owner.transposed:
+        return False
+    return cut_axis(_bounds_written_out(index, frame), (_ANY, _ANY)) == 0
 
 
 def _behind_a_new_dimension(
