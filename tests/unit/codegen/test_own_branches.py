@@ -16,8 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from onboard.analysis.behaviour import half
 from onboard.analysis.behaviour.half import same_in_half
 from onboard.analysis.tiny.tiny_sizes import VOCABULARY
+from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions import half_tests
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.forms import TRIANGLE
+from onboard.codegen.translate.language.statements.joins import joined_env
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import Code
 from onboard.hf.old import einops_forms
 from tests.unit.codegen.test_own_code import _made, _written
 
@@ -431,3 +435,21 @@ def test_what_a_constructor_fills_in_is_asked_for_before(
     assert torch.equal(ours(x), original(x))
     told = [eval(ast.unparse(each), {"config": SimpleNamespace(**config)}) for each in state.guards]
     assert all(told), "the model of this config is covered"
+
+
+def test_what_one_branch_says_of_a_variable_does_not_hold_behind_both() -> None:
+    def branch(text: str, form: str | None) -> tuple[list[ast.stmt], Env]:
+        env = Env()
+        env.values["mask"] = Code(name("mask"), form=form)
+        return ast.parse(text).body, env
+
+    frame: Any = None  # of values that are the same code nothing is asked
+    triangle = branch("mask = self.bias[:n, :n]", TRIANGLE)
+    for other, expected in (
+        (branch("mask = stripes(n)", None), None),
+        (branch("mask = self.other[:n, :n]", TRIANGLE), TRIANGLE),
+    ):
+        for sides in ((triangle, other), (other, triangle)):
+            assert joined_env(*sides, frame).values["mask"].form == expected  # type: ignore[attr-defined]
+    known, unknown = branch("", TRIANGLE), branch("", None)
+    assert joined_env(unknown, known, frame).values["mask"].form == TRIANGLE  # type: ignore[attr-defined]

@@ -38,10 +38,25 @@ def joined_env(one_side: Branch, other_side: Branch, frame: Frame) -> Env:
         elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and a.equals(b):
             joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
         elif a.equals(b):
-            joined.values[key] = b if isinstance(a, Code) and a.form is None else a
+            joined.values[key] = _of_one_form(a, b, [*first, *second])
         else:
             joined.values[key] = _joined(key, [(a, first), (b, second)], frame)
     return joined
+
+
+def _of_one_form(a: Value, b: Value, branches: list[ast.stmt]) -> Value:
+    """Return one of two values of the same code: what one branch knows of it holds behind both, but
+    not of a variable to which a branch has assigned.
+    """
+    if not isinstance(a, Code) or not isinstance(b, Code) or a.form == b.form:
+        return a
+    nodes = [node for statement in branches for node in ast.walk(statement)]
+    stored = {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    if isinstance(a.expr, ast.Name) and a.expr.id in stored:
+        return replace(a, form=None)
+    return b if a.form is None else a
 
 
 def side_taken(one: Env, other: Env, frame: Frame) -> int | None:
