@@ -116,12 +116,15 @@ class Call:
         return arguments
 
     def _for_each_text(self, value: Any) -> Any:
-        """Return rows of a table [sequence, size], which Hugging Face's code cuts off for all texts
-        alike, for each text: [batch, sequence, size], as they are looked up by position.
+        """Return rows of a table [sequence, size], or of pairs [sequence, size, 2], which Hugging
+        Face's code cuts off for all texts alike, for each text: [batch, sequence, ...], as they are
+        looked up by position.
         """
         hidden = next(iter(self.arguments.values()))
         both = isinstance(value, torch.Tensor) and isinstance(hidden, torch.Tensor)
-        if not both or not _is_of_numbers(value) or (value.dim(), hidden.dim()) != (2, 3):
+        if not both or not _is_of_numbers(value) or hidden.dim() != 3:
+            return value
+        if value.dim() != 2 and not (value.dim() == 3 and value.shape[-1] == 2):
             return value
         batch, length = hidden.shape[:2]
         return value.expand(batch, *value.shape) if value.shape[0] == length else value

@@ -287,9 +287,8 @@ class EquivalenceSuite:
             found = continue_distinct(llm, texts, self.new_tokens, self.vocabulary())
             return [(text, *said) for text, said in zip(texts, found, strict=True)]
         texts = ragged_prompts(self.vocabulary(), self.prompt_lengths, fresh_seed())
-        codes = text_config(self.config).vocab_size
-        params = SamplingParams(
-            max_tokens=self.new_tokens, temperature=0.0, ignore_eos=True, logprobs=codes
+        params = SamplingParams(  # logits may be more than the config has tokens
+            max_tokens=self.new_tokens, temperature=0.0, ignore_eos=True, logprobs=2**31
         )
         outputs = zip(texts, llm.generate(texts, params), strict=True)
         return [(text, output.token_ids, output.logprobs or []) for text, output in outputs]

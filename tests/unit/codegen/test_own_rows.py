@@ -225,6 +225,10 @@ def test_complex_rows_of_a_table_are_those_of_each_text() -> None:
     call = Call({"x": torch.zeros(2, 5, 4), "rows": rows}, [torch.zeros(2, 5, 4)])
     assert call._for_each_text(rows).shape == (2, 5, 3)
     assert call._for_each_text(rows[:4]).shape == (4, 3)
+    pairs = torch.view_as_real(rows)
+    assert call._for_each_text(pairs).shape == (2, 5, 3, 2)
+    assert call._for_each_text(pairs[:4]).shape == (4, 3, 2)
+    assert call._for_each_text(torch.zeros(5, 3, 3)).shape == (5, 3, 3)
 
 
 def test_what_is_taken_for_granted_is_asked_of_the_config_by_its_name() -> None:
