@@ -22,6 +22,8 @@ from onboard.analysis.tiny.loaded_config import load_config
 from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.hints.hinted_text import hinted
 from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.straight.recorded_classes import recorded_classes
+from onboard.errors import ProofError
 from onboard.hf.expert_weights import separate_experts
 from onboard.hf.hf_model import without_missing_towers
 from onboard.hf.parameters_on import without_memory
@@ -91,9 +93,18 @@ class Subject:
     def generated_model(self) -> Source | None:
         """The model file as the generator makes it from the spec; None where it makes none."""
         with suppress(Exception):  # then nothing in the file is the generator's
-            text = hinted(generate_model_file(self.spec), self.spec)
+            text = hinted(generate_model_file(self.spec, self._ask_for_recorded), self.spec)
             return Source.parse("models/generated.py", text)
         return None
+
+    def _ask_for_recorded(self, text: str) -> None:
+        """Refuse a text in which a forward is translated that the file under review has as it was
+        recorded: the translation was not proven.
+        """
+        recorded = recorded_classes(text)
+        for name in recorded_classes(self.model.text):
+            if name not in recorded:
+                raise ProofError(f"{name} is translated", blocks=(name,))
 
     @cached_property
     def generated_tests(self) -> Source | None:

@@ -39,6 +39,7 @@ from onboard.analysis.tiny.tiny_config import arguments_of, one_line
 from onboard.analysis.tiny.tiny_model import made_with
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, prompts, vocabulary
 from onboard.codegen.config_checks import fields
+from onboard.codegen.model_file import generate_model_file
 from onboard.codegen.translate.language.trees.syntax import TOO_LONG
 from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.errors import OnboardError, ProofError
@@ -56,6 +57,22 @@ from onboard.verify.block_outputs import (
 from onboard.verify.exported import check_export
 
 _REMEMBERS = -1.5
+
+
+def proven_model_file(spec: ModelSpec) -> tuple[str, float]:
+    """Return the text of a spec's model file, and the largest error of a block. Where a repository's
+    code is translated to what is not proven, it is what its forwards do.
+
+    Raises:
+        OnboardError: the architecture has no translation, or none that is proven.
+    """
+    errors: dict[str, float] = {}
+
+    def proven(text: str) -> None:
+        errors[text] = max(proof.error for proof in prove(text, spec))
+
+    text = generate_model_file(spec, proven)
+    return text, errors[text]
 
 
 def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[BlockProof]:

@@ -39,17 +39,10 @@ def analyze(folder: Path, config: dict[str, Any], model: str, revision: str | No
 
 def generate(folder: Path, config: dict[str, Any], spec: str) -> dict[str, Any]:
     """Generate and prove the model file; return its text and the largest error of a block."""
-    from onboard.codegen.model_file import generate_model_file
-    from onboard.verify.blocks import prove
+    from onboard.verify.blocks import proven_model_file
 
-    parsed = ModelSpec.from_yaml(spec)
-    worst: dict[str, float] = {}
-
-    def proven(text: str) -> None:
-        worst[text] = max(proof.error for proof in prove(text, parsed))
-
-    text = generate_model_file(parsed, proven)
-    return {"text": text, "worst": worst[text]}
+    text, worst = proven_model_file(ModelSpec.from_yaml(spec))
+    return {"text": text, "worst": worst}
 
 
 def check(folder: Path, config: dict[str, Any], spec: str, text: str) -> float:
