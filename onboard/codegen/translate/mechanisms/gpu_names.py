@@ -51,7 +51,8 @@ class GpuNames(Mechanism):
 
 def _is_named(value: Value | None) -> bool:
     """Whether a value is the name of a GPU, or a device of that name."""
-    return isinstance(value, Known | Code) and not _is_none(value) and is_gpu(value.code())
+    plain = isinstance(value, Known) or type(value) is Code
+    return value is not None and plain and not _is_none(value) and is_gpu(value.code())
 
 
 def _is_none(value: Value) -> bool:
