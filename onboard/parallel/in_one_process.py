@@ -28,6 +28,11 @@ def on_all_ranks(world_size: int, job: Callable[[Ranks], T]) -> list[T]:
     Modes that torch keeps for each thread, as that of gradients, are the threads' own. The error of
     the first rank that failed is raised, and no rank waits for one that has.
     """
+    import torch
+
+    # In a forked process the first thread that computes makes torch's pool of threads anew, and a
+    # second one at that moment finds none: it is made before there are any.
+    torch.set_num_threads(torch.get_num_threads())
     meeting = Barrier(world_size)
     given: list[Tensor | None] = [None] * world_size
 

@@ -161,8 +161,8 @@ def test_it_is_explained_and_nothing_of_its_name_is_live(hostile: Finished) -> N
     page = subprocess.run(
         [sys.executable, "-m", "onboard", *words], capture_output=True, text=True, check=True
     ).stdout
-    assert "### Layers 0-1: full\\_attention" in page
-    assert re.search(r"insert\\_cached\\_attention: 2 matches, nodes \d+ -> \d+", page)
+    assert "### Layers 0-1: `full_attention`" in page
+    assert re.search(r"insert_cached_attention`: 2 matches, nodes \d+ -> \d+", page)
     assert "µs a token at least" in page
     assert not live(page)
     assert html(page) <= {"<!-- -->"}

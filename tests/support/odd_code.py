@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 _CONFIG = """
 from transformers import PretrainedConfig
@@ -177,3 +180,45 @@ def save_odd(folder: Path, **bodies: str) -> Path:
     config = {"architectures": ["OddForCausalLM"], "auto_map": classes, "model_type": folder.name}
     (folder / "config.json").write_text(json.dumps(config | _SIZES))
     return folder
+
+
+GENERATE = """
+import json, sys
+from pathlib import Path
+from onboard.analysis.analyze import analyze
+from onboard.analysis.repository import install
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.straight.recorded_classes import recorded_classes
+from onboard.verify.blocks import prove
+from onboard.vetting.model_text import vet_model_text
+found = {}
+for folder in map(Path, sys.argv[1:]):
+    config = json.loads((folder / "config.json").read_text())
+    try:
+        install(folder, config)
+        spec = analyze(config, folder, model=folder.name, trust_remote_code=True)
+        text = generate_model_file(spec)
+        vet_model_text(text)
+        worst = max(proof.error for proof in prove(text, spec))
+        made = {"text": text, "recorded": recorded_classes(text), "worst": worst}
+        found[folder.name] = made | {"facts": spec.repository.facts}
+    except Exception as error:
+        found[folder.name] = {"error": f"{type(error).__name__}: {error}"}
+print("FOUND" + json.dumps(found))
+"""
+"""What comes of models' code, generated and proven: `text`, `worst`, ..., or an `error`."""
+
+
+def run_apart(program: str, folders: list[Path]) -> dict[str, Any]:
+    """Run a program in a process of its own, for this one must never have the code imported; return
+    what it prints as JSON behind `FOUND`.
+    """
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *map(str, folders)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "FOUND" in made.stdout, made.stderr[-3000:]
+    found: dict[str, Any] = json.loads(made.stdout.rpartition("FOUND")[2])
+    return found

@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.odd_code import ATTENTION, save_odd
+from tests.support.odd_code import ATTENTION, GENERATE, run_apart, save_odd
 
-_GENERATE = """
-import json, sys
-from pathlib import Path
-from onboard.analysis.analyze import analyze
-from onboard.analysis.repository import install
-from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.straight.recorded_classes import recorded_classes
-from onboard.verify.blocks import prove
-found = {}
-for folder in map(Path, sys.argv[1:]):
-    config = json.loads((folder / "config.json").read_text())
-    try:
-        install(folder, config)
-        spec = analyze(config, folder, model=folder.name, trust_remote_code=True)
-        text = generate_model_file(spec)
-        worst = max(proof.error for proof in prove(text, spec))
-        found[folder.name] = {"text": text, "recorded": recorded_classes(text), "worst": worst}
-    except Exception as error:
-        found[folder.name] = {"error": str(error)}
-print("FOUND" + json.dumps(found))
-"""
 _MISTAKEN = """
 import ast, json, sys
 from pathlib import Path
@@ -91,19 +67,6 @@ for folder in map(Path, sys.argv[1:]):
         found[folder.name] = f"refused: {error}"
 print("FOUND" + json.dumps(found))
 """
-
-
-def _run(program: str, folders: list[Path]) -> dict[str, Any]:
-    """Run a program in a process of its own, for this one must never have the code imported."""
-    made = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, *map(str, folders)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "FOUND" in made.stdout, made.stderr[-3000:]
-    found: dict[str, Any] = json.loads(made.stdout.rpartition("FOUND")[2])
-    return found
 
 
 HELPERS = r"""
@@ -275,7 +238,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("odd")
     odd = {"attention": ODD_ATTENTION, "mlp": ODD_MLP, "model": ODD_MODEL}
     scaled = _save_scaled(folder / "odd_scaled")
-    return _run(_GENERATE, [save_odd(folder / "odd_all", head=ODD_HEAD, **odd), scaled])
+    return run_apart(GENERATE, [save_odd(folder / "odd_all", head=ODD_HEAD, **odd), scaled])
 
 
 def test_forwards_that_cannot_be_read_are_recorded_and_proven(generated: dict[str, Any]) -> None:
@@ -303,7 +266,7 @@ def test_numbers_kept_as_tensors_and_parts_that_some_layers_have(generated: dict
 def mistaken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what comes of models of which a class is translated wrongly."""
     folder = tmp_path_factory.mktemp("mistaken")
-    return _run(
+    return run_apart(
         _MISTAKEN, [save_odd(folder / name) for name in ("differs", "stops", "differs_never")]
     )
 
@@ -397,7 +360,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the definition of each forward, or why there is none."""
     folder = tmp_path_factory.mktemp("fooling")
     made = [save_odd(folder / name, head=POWER, **bodies) for name, (bodies, _) in FOOLING.items()]
-    return _run(_RECORD, made)
+    return run_apart(_RECORD, made)
 
 
 @pytest.mark.parametrize("name", FOOLING)

@@ -4,38 +4,13 @@ looked up, masks of truth values; and texts that change with their length.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.odd_code import save_odd
+from tests.support.odd_code import GENERATE, run_apart, save_odd
 
-_GENERATE = """
-import json, sys
-from pathlib import Path
-from onboard.analysis.analyze import analyze
-from onboard.analysis.repository import install
-from onboard.codegen.model_file import generate_model_file
-from onboard.verify.blocks import prove
-from onboard.vetting.model_text import vet_model_text
-found = {}
-for folder in map(Path, sys.argv[1:]):
-    config = json.loads((folder / "config.json").read_text())
-    try:
-        install(folder, config)
-        spec = analyze(config, folder, model=folder.name, trust_remote_code=True)
-        text = generate_model_file(spec)
-        vet_model_text(text)
-        worst = max(proof.error for proof in prove(text, spec))
-        found[folder.name] = {"text": text, "worst": worst, "facts": spec.repository.facts}
-    except Exception as error:
-        found[folder.name] = {"error": f"{type(error).__name__}: {error}"}
-print("FOUND" + json.dumps(found))
-"""
 TABLES = """
 class Tables(nn.Module):
     def __init__(self, size, length, theta):
@@ -122,15 +97,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         _wrapped(folder / "wide_table", "[None, None]", ":, :, :length", ".squeeze(1).squeeze(0)"),
         save_odd(folder / "by_length", model=longer),
     ]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _GENERATE, *map(str, folders)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "FOUND" in done.stdout, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.rpartition("FOUND")[2])
-    return found
+    return run_apart(GENERATE, folders)
 
 
 @pytest.mark.parametrize("name", ["plain_table", "wide_table"])

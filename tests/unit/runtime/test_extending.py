@@ -212,7 +212,10 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         broken_by(lambda text: text.replace("def rewrite", "def use")),
         "`apply` or `rewrite`",
     ),
-    "no stage": ({"transforms/fusion/soft_cap.py": FILES[TRANSFORM]}, "'fusion'.*Valid"),
+    "no stage": (
+        {"transforms/fusion/soft_cap.py": FILES[TRANSFORM]},
+        "'fusion'.*Did you mean 'post_load_fusion'",
+    ),
     "a shipped key": (
         {"transforms/compile/fuse_moe.py": FILES[TRANSFORM].replace("soft_cap", "fuse_moe")},
         "shipped transform 'fuse_moe'",

@@ -48,13 +48,14 @@ def _of_one_form(a: Value, b: Value, branches: list[ast.stmt]) -> Value:
     """Return one of two values of the same code: what one branch knows of it holds behind both, but
     not of a variable to which a branch has assigned.
     """
-    if not isinstance(a, Code) or not isinstance(b, Code) or a.form == b.form:
+    if not isinstance(a, Code):
         return a
     nodes = [node for statement in branches for node in ast.walk(statement)]
     stored = {
         node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
-    if isinstance(a.expr, ast.Name) and a.expr.id in stored:
+    other = isinstance(b, Code) and a.form != b.form
+    if other and isinstance(a.expr, ast.Name) and a.expr.id in stored:
         return replace(a, form=None)
     return b if a.form is None else a
 
