@@ -137,6 +137,11 @@ def _first_import_time(kinds: Counter[str]) -> list[tuple[str, int]]:
     return sorted(kinds.most_common(), key=lambda item: item[0] != _AT_IMPORT)
 
 
+def is_imported_from_it(module: str) -> bool:
+    """Whether a module, by its name, is one of the repository's files."""
+    return module.split(".")[0] == PACKAGE
+
+
 def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
     """Parse the files that `auto_map` names and those that they import from the repository.
 

@@ -25,6 +25,7 @@ from onboard.codegen.straight.straight_lines import (
     Size,
     Straight,
     leaves,
+    owned,
 )
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -116,7 +117,7 @@ class LineGraph:
                 return graph.call_function(read[0], (owner, read[1]))
             case Given(name=name):
                 return self._inputs[name]
-            case Own() if self._value(value) is None:
+            case Own(path=path) if owned(self._module, path) is None:
                 return graph.call_function(_none)
             case Own():
                 return graph.get_attr(self._held(value))
@@ -129,17 +130,11 @@ class LineGraph:
                 return graph.call_function(_OPERATIONS[op], given)
         raise NotStraight(f"{type(value).__name__} in a graph")
 
-    def _value(self, own: Own) -> Any:
-        value: Any = self._module
-        for part in own.path:
-            value = value[int(part)] if part.isdigit() else getattr(value, part)
-        return value
-
     def _held(self, own: Own) -> str:
         """Return the name under which the graph module holds what a module has."""
         name = "_".join(("own", *own.path))
         if not hasattr(self._root, name):
-            value = self._value(own)
+            value = owned(self._module, own.path)
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
                 self._root.register_buffer(name, value)
             else:

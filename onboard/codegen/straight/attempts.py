@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.behaviour.code_numbers import same_sizes
-from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.repository_source import is_imported_from_it
 from onboard.analysis.source import class_node
 from onboard.analysis.tiny.tiny_config import one_line
 from onboard.codegen.straight.recorded_classes import doubt
@@ -138,7 +138,7 @@ def _mentions(cls: type, message: str) -> bool:
 
 
 def _is_own(cls: type) -> bool:
-    return cls.__module__.split(".")[0] == PACKAGE
+    return is_imported_from_it(cls.__module__)
 
 
 def _is_written(translator: Translator, cls: type) -> bool:
@@ -150,7 +150,7 @@ def _is_written(translator: Translator, cls: type) -> bool:
 def _leaves(findings: Findings) -> Iterator[Any]:
     """Yield the functions that the translation knows by themselves."""
     names = {*findings.ropes, *findings.single_ropes, *findings.masks, *findings.scans}
-    for module in [key for key in sys.modules if key.split(".")[0] == PACKAGE]:
+    for module in filter(is_imported_from_it, list(sys.modules)):
         for key, value in vars(sys.modules[module]).items():
             known = inspect.isfunction(value) and value.__module__.startswith(_OF_TRANSFORMERS)
             if known or (inspect.isfunction(value) and key in names):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.repository_source import is_imported_from_it
 from onboard.analysis.source import class_node
 from onboard.codegen.straight.recorders import Recorder
 from onboard.codegen.straight.straight_lines import (
@@ -151,7 +151,7 @@ _PLAIN = (-2, -1, 0, 1, 2)
 @cache
 def _attributes_read(cls: type) -> set[str]:
     """Return the attributes of `self` that the methods of a class read."""
-    owners = [owner for owner in cls.__mro__ if owner.__module__.split(".")[0] == PACKAGE]
+    owners = [owner for owner in cls.__mro__ if is_imported_from_it(owner.__module__)]
     nodes = [node for owner in owners for node in ast.walk(class_node(owner))]
     return {
         node.attr

@@ -21,6 +21,7 @@ from onboard.codegen.straight.straight_lines import (
     Straight,
     leaves,
     mapped,
+    owned,
 )
 
 _INDEX = "index"
@@ -89,15 +90,12 @@ def _lists(leaf: Any, module: nn.Module) -> Iterator[Path]:
 
 
 def _is_list(module: nn.Module, path: Path) -> bool:
-    found = module
-    for name in path:
-        found = getattr(found, name)
-    return isinstance(found, nn.ModuleList | nn.ParameterList)
+    return isinstance(owned(module, path), nn.ModuleList | nn.ParameterList)
 
 
 def _with_loop(straight: Straight, path: Path, module: nn.Module) -> Straight:
     lines = straight.lines
-    count = _length(module, path)
+    count = len(owned(module, path))
     starts = [_starting(lines, path, turn) for turn in range(count)]
     if None in starts:
         raise NotStraight(f"it uses only some modules of {'.'.join(path)}")
@@ -111,13 +109,6 @@ def _with_loop(straight: Straight, path: Path, module: nn.Module) -> Straight:
         except NotStraight as error:
             reasons.append(str(error))
     raise NotStraight(reasons[0])
-
-
-def _length(module: nn.Module, path: Path) -> int:
-    found: Any = module
-    for name in path:
-        found = getattr(found, name)
-    return len(found)
 
 
 def _starting(lines: Sequence[Any], path: Path, turn: int) -> int | None:
@@ -186,7 +177,7 @@ class _Turn:
         for length in range(len(path) - 1):
             head = path[: length + 1]
             is_turn = path[length + 1] == str(self.turn) and _is_list(self.module, head)
-            if is_turn and _length(self.module, head) == self.count:
+            if is_turn and len(owned(self.module, head)) == self.count:
                 self.lists.append(head)
                 return _Mark("item", head, path[length + 2 :])
         return Own(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 
@@ -112,6 +113,11 @@ class Straight:
 
     lines: tuple[Any, ...]
     result: Any
+
+
+def owned(module: Any, path: tuple[str, ...]) -> Any:
+    """Return what a module has under the path of an `Own`."""
+    return reduce(getattr, path, module)
 
 
 _HELD = {

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.repository_source import is_imported_from_it
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.cores.recordings import improved
 from onboard.codegen.straight.checked import check_straight
@@ -49,7 +49,7 @@ class Recordings:
         self.no_attention: dict[type, str] = {}
         """Why what may be attention in a class is none that the canonical op computes."""
         kinds = (type(module) for module in model.modules())
-        self.classes = {cls for cls in kinds if cls.__module__.split(".")[0] == PACKAGE}
+        self.classes = {cls for cls in kinds if is_imported_from_it(cls.__module__)}
 
     @cached_property
     def runs(self) -> list[tuple[nn.Module, Watched]]:

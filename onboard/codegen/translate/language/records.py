@@ -21,7 +21,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     default_fact,
     default_nodes,
 )
-from onboard.codegen.translate.language.program.fields_after import fields_after
+from onboard.codegen.translate.language.program.fields_after import WithValues, fields_after
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, same_code
 from onboard.codegen.translate.language.values import Code, Known, Value
 
@@ -126,7 +126,7 @@ def _kept(cls: type, args: Args) -> dict[str, Value] | None:
             case ast.Assign(
                 targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=made
             ):
-                fields[attr] = Code(_WithValues(kept).visit(deepcopy(made)), static=True)
+                fields[attr] = Code(WithValues(kept).visit(deepcopy(made)), static=True)
                 kept[f"self.{attr}"] = fields[attr].code()
             case ast.Expr(value=ast.Constant()):
                 pass
@@ -152,24 +152,6 @@ def _of_config(value: Value, config: Config) -> Value | None:
     expr = _Replaced(ast.unparse(config.expr), name(_CONFIG)).visit(deepcopy(value.code()))
     read = {node.id for node in ast.walk(expr) if isinstance(node, ast.Name)}
     return Code(expr, static=True) if read <= {_CONFIG, *_FUNCTIONS} else None
-
-
-class _WithValues(ast.NodeTransformer):
-    """Writes what parameters and attributes stand for."""
-
-    def __init__(self, values: dict[str, ast.expr]) -> None:
-        self.values = values
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replace a parameter."""
-        return deepcopy(self.values.get(node.id, node))
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        """Replace an attribute of the object."""
-        if (value := self.values.get(ast.unparse(node))) is not None:
-            return deepcopy(value)
-        self.generic_visit(node)
-        return node
 
 
 class _Replaced(ast.NodeTransformer):

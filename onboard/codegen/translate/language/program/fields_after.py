@@ -23,8 +23,6 @@ def fields_after(cls: type, fields: Mapping[str, ast.expr]) -> dict[str, ast.exp
     """Return the fields of an object that `__post_init__` has changed, given those before; None
     where it does more than to assign them expressions, some of them under conditions.
     """
-    if not hasattr(cls, "__post_init__"):
-        return dict(fields)
     found = find_method(cls, "__post_init__")
     if found is None or len(found[1].args.args) != 1:
         return None
@@ -36,11 +34,28 @@ def fields_after(cls: type, fields: Mapping[str, ast.expr]) -> dict[str, ast.exp
     return {key.removeprefix("self."): value for key, value in after.items()}
 
 
-class _Work(ast.NodeTransformer):
+class WithValues(ast.NodeTransformer):
+    """Writes what parameters and attributes stand for."""
+
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace a parameter."""
+        return deepcopy(self.values.get(node.id, node))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Replace an attribute of the object."""
+        known = self.values.get(ast.unparse(node))
+        return self.generic_visit(node) if known is None else deepcopy(known)
+
+
+class _Work(WithValues):
     """Writes statements that assign, and functions that return, as expressions of what is known."""
 
     def __init__(self, module: str, values: Mapping[str, ast.expr] | None = None) -> None:
-        self.module, self.values = module, values or {}
+        super().__init__(values or {})
+        self.module = module
 
     def run(self, body: list[ast.stmt], values: Mapping[str, ast.expr]) -> Mapping[str, ast.expr]:
         """Return what fields are after statements."""
@@ -65,15 +80,6 @@ class _Work(ast.NodeTransformer):
         if sum(1 for _ in ast.walk(made)) > _MOST:
             raise NotWorkedOut
         return made
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replace a parameter."""
-        return deepcopy(self.values.get(node.id, node))
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """Replace a field."""
-        known = self.values.get(ast.unparse(node))
-        return self.generic_visit(node) if known is None else deepcopy(known)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace the call of a function of the same file, or of one that this imports, by what it
