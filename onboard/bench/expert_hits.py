@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from onboard.bench.work import experts_of, is_mixture
 from onboard.cache.cached_sequence import input_names
@@ -34,25 +34,33 @@ def has_mixtures(engine: Engine) -> bool:
     return any(is_mixture(node) for _, gm in graph_modules(engine.gm) for node in gm.graph.nodes)
 
 
+class _Counting(nn.Module):
+    """A graph that counts its experts' tokens while it runs."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = gm.graph
+        self.hits = _Hits(gm)
+
+    def forward(self, **inputs: torch.Tensor) -> Any:
+        """Run the graph with the inputs that it names."""
+        return self.hits.run(*(inputs[name] for name in input_names(self)))
+
+
 @torch.inference_mode()
 def experts_hit(engine: Engine) -> list[float]:
     """Run the engine's last step once more, without CUDA graphs; return the distinct experts of
     each mixture in order, on several ranks those that the first one has.
 
-    The requests of that step must not go on: recurrent states are advanced once more.
+    The requests of that step must not go on: recurrent states are advanced once more. Tokens are
+    chosen again, too: other ranks replay what they have captured, at whose end they wait for them.
     """
     counts: list[float] = []
     if not has_mixtures(engine):
         return counts
-    args = dict(engine.cache.args)
-    latest = getattr(engine.cache, "latest", None)
-    if latest is not None:  # tokens that only the device knows yet
-        args["input_ids"] = latest.fill(args["input_ids"])
     with engine.together():
-        if engine.cache.orders is not None:
-            engine.cache.orders.compute()  # other ranks run it, too: they are waited for
         for _, gm in graph_modules(engine.gm):
-            hits = _Hits(gm)
-            hits.run(*(args[name] for name in input_names(gm)))
-            counts += hits.counts
+            counting = _Counting(gm)
+            engine.cache.next_tokens(counting)
+            counts += counting.hits.counts
     return counts

@@ -19,7 +19,14 @@ WORD = torch.int64
 """A word holds 32 bits of data and the number of the exchange that they belong to."""
 BYTES_EACH = 16 * 2**20
 """Bytes that a rank has for what one other rank writes to it."""
+BYTES_MORE = 96 * 2**20
+"""Bytes that it has beside them, however many the ranks: for what they concatenate."""
 _ALIGNED = 16
+
+
+def shared_bytes(world_size: int) -> int:
+    """Return the bytes of each rank that the others write to."""
+    return BYTES_EACH * world_size + BYTES_MORE
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,8 @@ class PeerMemory:
 
     Args:
         rank: which one.
-        addresses: where each rank's memory begins, as this process sees it; `BYTES_EACH` for each
-            rank, zeros at first.
+        addresses: where each rank's memory begins, as this process sees it; `shared_bytes`,
+            zeros at first.
         device: where the kernels run.
     """
 
@@ -87,7 +94,7 @@ class PeerMemory:
     def _new_region(self, words: int, programs: int) -> Region | None:
         size = 2 * self.world_size * words * programs * WORD.itemsize
         start, end = self._used, self._used + -(-size // _ALIGNED) * _ALIGNED
-        if end > BYTES_EACH * self.world_size:
+        if end > shared_bytes(self.world_size):
             return None
         self._used = end
         places = [address + start for address in self.addresses]
@@ -114,7 +121,7 @@ def share_memory(device: torch.device) -> tuple[PeerMemory | None, str]:
     assert group is not None, "one rank shares with nobody"
     found: PeerMemory | None = None
     with suppress(RuntimeError, NotImplementedError):
-        words = BYTES_EACH * group.size() // WORD.itemsize
+        words = shared_bytes(group.size()) // WORD.itemsize
         own = symmetric.empty(words, dtype=WORD, device=device).zero_()
         torch.cuda.synchronize(device)
         handle = symmetric.rendezvous(own, group)

@@ -107,11 +107,8 @@ def all_gather(x: Tensor, dim: int, sizes: list[int], layer_type: str = "unknown
     """
     if current_ranks().is_alone:
         return x.clone(memory_format=torch.contiguous_format)
-    if len(set(sizes)) == 1 and (memory := _memory_for(x)) is not None:
-        from onboard.ops.collectives.triton_peer_sum import peer_gather
-
-        if (gathered := peer_gather(x.contiguous(), dim, memory)) is not None:
-            return gathered
+    if len(set(sizes)) == 1 and (gathered := _gathered_by_kernels(x, dim)) is not None:
+        return gathered
     # One collective takes equal parts: short ones are filled up, and what fills them is left out
     part, longest = x.movedim(dim, 0).contiguous(), max(sizes)
     if part.shape[0] < longest:
@@ -122,3 +119,14 @@ def all_gather(x: Tensor, dim: int, sizes: list[int], layer_type: str = "unknown
         return parts.flatten(0, 1).movedim(0, dim).contiguous()
     whole = torch.cat([each[:size] for each, size in zip(parts, sizes, strict=True)])
     return whole.movedim(0, dim).contiguous()
+
+
+def _gathered_by_kernels(x: Tensor, dim: int) -> Tensor | None:
+    """Return what the ranks' own kernels make of parts of one shape, where they can."""
+    if x.device.type != "cuda" or (memory := peer_memory()) is None:
+        return None
+    from onboard.ops.collectives.triton_peer_sum import can_exchange, most_gathered, peer_gather
+
+    if not can_exchange(x, most_gathered(memory)):
+        return None
+    return peer_gather(x.contiguous(), dim, memory)

@@ -26,6 +26,10 @@ WORDS = 512
 """Words of a program: half a kilobyte for each of its four warps."""
 MOST_BYTES = 2**20
 """Bytes of a tensor that is summed so; the library's collectives are as fast from there on."""
+_GATHERED, _GATHERING = 24 * 2**20, 512
+"""Bytes of a concatenation, logits of 64 rows among them, and programs that make it: all of them run
+at once on a GPU of 64 processors.
+"""
 _ONE_SHOT = {2: 2**20, 3: 2**18, 4: 2**17}
 """World size -> bytes up to which everything is sent to everybody."""
 _ONE_SHOT_BEYOND = 2**16
@@ -177,28 +181,35 @@ def _two_shot_kernel(
 
 @triton.jit
 def _gather_kernel(
-    out_ptr, x_ptr, addresses_ptr, counts_ptr, gone_ptr, size, part, step,
+    out_ptr, x_ptr, addresses_ptr, counts_ptr, gone_ptr, size, part, blocks, step,
     DTYPE: tl.constexpr, WORDS: tl.constexpr, RANK: tl.constexpr, WORLD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Put one block of elements of every rank in its place: `part` elements of each rank make a row."""
+    """Put every so manieth block of elements of every rank in its place: `part` elements of each rank
+    make a row. All are sent before one is waited for: no program needs another of its rank.
+    """
     wait_for_inputs(OVERLAP)
     BLOCK: tl.constexpr = WORDS * 32 // DTYPE.primitive_bitwidth
     program = tl.program_id(0)
     count = tl.load(counts_ptr + program) + 1
     half = (count & 1) * WORLD * step
-    element = program * BLOCK + tl.arange(0, BLOCK)
-    places = program * WORDS + tl.arange(0, WORDS)
-    x = tl.load(x_ptr + element, mask=element < size, other=0.0)
-    send_to_all(addresses_ptr, half + RANK * step, places, packed(x, WORDS), count, RANK, WORLD)
-    out_ptr += element // part * (WORLD * part) + element % part
-    tl.store(out_ptr + RANK * part, x, mask=element < size)
+    for block in range(program, blocks, tl.num_programs(0)):
+        element = block * BLOCK + tl.arange(0, BLOCK)
+        places = block * WORDS + tl.arange(0, WORDS)
+        x = tl.load(x_ptr + element, mask=element < size, other=0.0)
+        send_to_all(addresses_ptr, half + RANK * step, places, packed(x, WORDS), count, RANK, WORLD)
+        target = element // part * (WORLD * part) + element % part
+        tl.store(out_ptr + RANK * part + target, x, mask=element < size)
     own = memory_of(addresses_ptr, RANK)
-    for hop in tl.static_range(1, WORLD):
-        source = (RANK + hop) % WORLD
-        words = arrived(own + half + source * step + places, count, gone_ptr)
-        theirs = unpacked(words, DTYPE, WORDS).to(DTYPE)
-        tl.store(out_ptr + source * part, theirs, mask=element < size)
+    for block in range(program, blocks, tl.num_programs(0)):
+        element = block * BLOCK + tl.arange(0, BLOCK)
+        places = block * WORDS + tl.arange(0, WORDS)
+        target = element // part * (WORLD * part) + element % part
+        for hop in tl.static_range(1, WORLD):
+            source = (RANK + hop) % WORLD
+            words = arrived(own + half + source * step + places, count, gone_ptr)
+            theirs = unpacked(words, DTYPE, WORDS).to(DTYPE)
+            tl.store(out_ptr + source * part + target, theirs, mask=element < size)
     tl.store(counts_ptr + program, count)
 
 
@@ -235,9 +246,16 @@ def _one_shot_norm_kernel(
     tl.store(counts_ptr + row, count)
 
 
-def can_exchange(x: Tensor) -> bool:
-    """Whether a tensor is one that these kernels add up, or concatenate."""
-    return x.dtype in _WORD_DTYPES and 0 < x.numel() * x.element_size() <= MOST_BYTES
+def can_exchange(x: Tensor, most: int = MOST_BYTES) -> bool:
+    """Whether a tensor is one that these kernels add up, or concatenate, of at most so many bytes."""
+    return x.dtype in _WORD_DTYPES and 0 < x.numel() * x.element_size() <= most
+
+
+def most_gathered(memory: PeerMemory) -> int:
+    """Return the bytes of a rank's part that these kernels concatenate: for any number of ranks, the
+    whole is of one size.
+    """
+    return _GATHERED // memory.world_size
 
 
 _WORD_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -280,21 +298,23 @@ def peer_gather(x: Tensor, dim: int, memory: PeerMemory) -> Tensor | None:
     """Concatenate a tensor's parts over all ranks.
 
     Args:
-        x: this rank's part, contiguous, as `can_exchange` wants it; of one shape on all ranks.
+        x: this rank's part, contiguous, as `can_exchange` wants it with `most_gathered`; of one
+            shape on all ranks.
         dim: the dimension that is concatenated.
         memory: what the ranks share.
 
     Returns:
         The whole as a new tensor; None where the memory has no room for it.
     """
-    region = _block_region(memory)
+    region = memory.region(most_gathered(memory) // (4 * _GATHERING), _GATHERING)
     if region is None:
         return None
     shape = list(x.shape)
     shape[dim] *= memory.world_size
     out, part = x.new_empty(shape), x[(0,) * (dim % x.dim())].numel()
-    _gather_kernel[_grid(x, 4 * WORDS)](
-        out, x, *_told(memory, region), x.numel(), part, **_options(x, memory, region)
+    [blocks] = _grid(x, 4 * WORDS)
+    _gather_kernel[(min(blocks, _GATHERING),)](
+        out, x, *_told(memory, region), x.numel(), part, blocks, **_options(x, memory, region)
     )
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from onboard.bench.expert_hits import experts_hit
 from onboard.bench.measure import run_batch
 from onboard.bench.shape import Shape
 from onboard.bench.work import ModelWork, weights_of
+from onboard.cache.orders import Order, Orders
 from onboard.config import RuntimeConfig
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
@@ -88,6 +90,16 @@ def test_experts_are_counted_as_transformers_router_chose_them(tmp_path: Path) -
     hf.set_experts_implementation("eager")  # torch does not count grouped products
     linear, _ = operations_of(hf, prompts)
     assert work.prefill(Shape(3, 5, 2), hits).operations == linear + attention
+
+
+def test_other_ranks_are_told_to_choose_where_experts_are_counted(tmp_path: Path) -> None:
+    # What they have captured ends with the first rank's tokens: they would wait for them forever
+    engine, _ = engine_for(tmp_path, "qwen3_moe", **EXPERTS)
+    run_batch(engine, torch.randint(97, (3, 5)).tolist(), 1)
+    sent: list[bytes] = []
+    engine.cache.orders = Orders(engine.cache.info, sent.append)
+    experts_hit(engine)
+    assert [order[:8] for order in sent] == [Order.CHOOSE.to_bytes(8, sys.byteorder)]
 
 
 def test_states_are_read_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
+from onboard.ops.collectives import triton_peer_sum
 from onboard.ops.collectives.triton_peer_sum import (
     one_shot_sum,
     peer_gather,
@@ -21,7 +22,7 @@ from onboard.ops.collectives.triton_peer_sum import (
     peer_sum_and_norm,
     two_shot_sum,
 )
-from onboard.parallel.peer_memory import BYTES_EACH, WORD, PeerMemory
+from onboard.parallel.peer_memory import WORD, PeerMemory, shared_bytes
 
 ROUNDS = 3
 """Exchanges of each size one after the other: halves of a region are used again from the third on."""
@@ -40,7 +41,7 @@ def on_ranks(world: int, job: Callable[..., None], *args: Any) -> list[int]:
     """Run a job in a process for each rank, with memory that all of them see; return exit codes."""
     # Of a fork, memory that is shared lies at one address in all processes
     memories = [
-        torch.zeros(world * BYTES_EACH // WORD.itemsize, dtype=WORD).share_memory_()
+        torch.zeros(shared_bytes(world) // WORD.itemsize, dtype=WORD).share_memory_()
         for _ in range(world)
     ]
     addresses = [each.data_ptr() for each in memories]
@@ -103,19 +104,27 @@ def test_sums_are_right_on_every_rank(world: int, how: str, dtype: torch.dtype, 
     assert on_ranks(world, sums, how, dtype, seed) == [0] * world
 
 
-def gathers(rank: int, addresses: Sequence[int], dtype: torch.dtype, seed: int) -> None:
+def gathers(
+    rank: int, addresses: Sequence[int], programs: int, dtype: torch.dtype, seed: int
+) -> None:
+    triton_peer_sum._GATHERING = programs
     memory, world = memory_of(rank, addresses), len(addresses)
     for count in range(ROUNDS):
-        for shape, dim in (((1, 3, 700), -1), ((2, 5), 0), ((3, 2, 9), 1)):
+        for shape, dim in (((1, 3, 2700), -1), ((2, 5), 0), ((3, 2, 9), 1)):
             parts = summands(world, seed + count, *shape, dtype=dtype)
             whole = peer_gather(parts[rank], dim, memory)
             assert whole is not None
             assert torch.equal(whole, torch.cat(parts, dim))
 
 
-@pytest.mark.parametrize(("world", "dtype"), [(2, torch.bfloat16), (3, torch.float32)])
-def test_parts_are_concatenated_on_every_rank(world: int, dtype: torch.dtype, seed: int) -> None:
-    assert on_ranks(world, gathers, dtype, seed) == [0] * world
+@pytest.mark.parametrize(
+    ("world", "programs", "dtype"),
+    [(2, 512, torch.bfloat16), (3, 512, torch.float32), (2, 3, torch.bfloat16)],
+)
+def test_parts_are_concatenated_on_every_rank(
+    world: int, programs: int, dtype: torch.dtype, seed: int
+) -> None:
+    assert on_ranks(world, gathers, programs, dtype, seed) == [0] * world
 
 
 def norms(rank: int, addresses: Sequence[int], wide: bool, dtype: torch.dtype, seed: int) -> None:
@@ -158,5 +167,5 @@ def test_a_rank_whose_others_have_ended_waits_for_nobody() -> None:
 def test_memory_that_is_full_gives_no_region() -> None:
     memory = PeerMemory(0, [0, 0], torch.device("cpu"))
     assert memory.region(2**10, 2**9) is not None
-    assert memory.region(2**12, 2**9) is None
+    assert memory.region(2**14, 2**9) is None
     assert memory.region(2**10, 2**9) is memory.region(2**10, 2**9)
