@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
 def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     """Return the unsigned numbers of `bits` bits that lie along `dim` of int32 words, the lowest
-    bits first: uint8, `32 / bits` as many.
+    bits first: uint8, `32 / bits` as many. Numbers of three bits run on in the next word: words come
+    in threes (AutoGPTQ's qlinear).
     """
-    rows, count = words.movedim(dim, -1), 32 // bits
-    spread = torch.empty(*rows.shape, count, device=words.device, dtype=torch.uint8)
+    period = bits // math.gcd(bits, 32)  # words, until a number begins where a word does
+    rows, count = words.movedim(dim, -1).unflatten(-1, (-1, period)), 32 * period // bits
+    spread = torch.empty(*rows.shape[:-1], count, device=words.device, dtype=torch.uint8)
     for place in range(count):  # one by one: a word takes four times a number's room
-        spread[..., place] = (rows >> bits * place) & ((1 << bits) - 1)
+        word, shift = divmod(bits * place, 32)
+        number = rows[..., word] >> shift
+        if (there := 32 - shift) < bits:
+            number = number & ((1 << there) - 1) | rows[..., word + 1] << there
+        spread[..., place] = number & ((1 << bits) - 1)
     return spread.flatten(-2).movedim(-1, dim)
 
 

@@ -26,7 +26,9 @@ class Layer:
 
 
 def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Codes [rows, columns] in words along the columns."""
+    """Codes [rows, columns] in words along the columns; of three bits as one row of bits."""
+    if 32 % bits:
+        return _run_on(codes, bits)
     per_word = 32 // bits
     order = order or tuple(range(per_word))
     rows, columns = codes.shape
@@ -37,6 +39,15 @@ def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Ten
             shift = bits * (place if order is None else order.index(place))
             packed[row][word] |= int(codes[row, column]) << shift
     return torch.tensor(packed).to(torch.int32)
+
+
+def _run_on(codes: Tensor, bits: int) -> Tensor:
+    """Codes whose bits follow one another, from one word into the next."""
+    rows, count = [], codes.shape[1] * bits // 32
+    for row in codes.tolist():
+        line = sum(int(code) << (bits * place) for place, code in enumerate(row))
+        rows.append([line >> (32 * word) & 0xFFFFFFFF for word in range(count)])
+    return torch.tensor(rows).to(torch.int32)
 
 
 def _order(draw: random.Random, inputs: int, group: int, *, mixed: bool) -> Tensor:
@@ -61,7 +72,8 @@ def _sizes(draw: random.Random, shape: Shape) -> tuple[int, int, int]:
 def gptq(draw: random.Random, shape: Shape = None) -> Layer:
     """GPTQ: codes and zeros in words, groups in any order, zeros of both versions."""
     outputs, inputs, group = _sizes(draw, shape)
-    bits, mixed = draw.choice([4, 4, 8, 2]), draw.random() < 0.5
+    widths = [4, 4, 8, 2, 3] if outputs % 32 == 0 else [4, 4, 8, 2]
+    bits, mixed = draw.choice(widths), draw.random() < 0.5
     version = draw.choice([1, 2]) if shape is None else 1  # of all layers of a model
     size = inputs if group == -1 else group
     g_idx, groups = _order(draw, inputs, size, mixed=mixed), -(-inputs // size)
@@ -110,7 +122,7 @@ def _scheme(layout: str, **weights: Any) -> dict[str, Any]:
 def packed(draw: random.Random, shape: Shape = None) -> Layer:
     """compressed-tensors' integers in words, half of their range added."""
     outputs, inputs, group = _sizes(draw, shape)
-    bits, symmetric = draw.choice([4, 4, 8]), draw.random() < 0.5
+    bits, symmetric = draw.choice([4, 4, 8, 2]), draw.random() < 0.5
     mixed = group != -1 and draw.random() < 0.5
     size, half = inputs if group == -1 else group, 1 << (bits - 1)
     where = _order(draw, inputs, size, mixed=mixed)

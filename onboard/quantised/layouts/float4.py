@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from onboard.errors import OnboardError
 from onboard.quantised.encoded import E2M1, Encoded
 from onboard.quantised.packing import nibbles
 from onboard.quantised.weight import (
+    DAMAGED,
     EXPONENTS,
     NUMBERS,
     Activations,
@@ -111,6 +113,8 @@ class FourBitFloats:
             scale = scale.view(torch.uint8)
         if "whole" in found:
             whole = found["whole"].float().reshape(1)
+            if self.divides and not bool(whole.isfinite()):  # its inverse would be 0, and a number
+                raise OnboardError(f"{self.whole} is {whole.item()}, no scale", hint=DAMAGED)
             whole = 1 / whole if self.divides else whole
         return Encoded(nibbles(found["codes"]), scale, 1, self.group, table=E2M1, whole=whole)
 

@@ -1,4 +1,4 @@
-"""Weights in integers of four or eight bits, several in a word, with scales of groups of inputs.
+"""Weights in integers of two to eight bits, several in a word, with scales of groups of inputs.
 
 Layouts: those of compressed-tensors, AutoGPTQ (and GPTQModel), AutoAWQ and ModelOpt.
 """

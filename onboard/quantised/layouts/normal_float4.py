@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 
 _STATE = ".quant_state.bitsandbytes__"
 _STATE_BYTES = 4096
+STORAGES = {
+    name: getattr(torch, name)
+    for name in ("uint8", "int8", "bfloat16", "float16", "float32", "float64")
+}
+"""Dtypes whose elements the bytes of codes may lie in (`bnb_4bit_quant_storage`): FSDP shards weights of
+one dtype alone.
+"""
 _ENDINGS = {
     "codes": "",
     "scale": ".absmax",
@@ -46,7 +53,7 @@ def find(files: Files, name: str, kind: str) -> QuantisedWeight | None:
         return None
     for role in ("codes", "scale", "table"):
         require(tensors, name + _ENDINGS[role], state_name)
-    require_dtype(tensors, name, torch.uint8)
+    require_dtype(tensors, name, *STORAGES.values())
     _check_scales(tensors, name)
     state = _state(files, state_name)
     outputs, inputs = state["shape"]
@@ -98,7 +105,7 @@ def _state(files: Files, name: str) -> dict[str, Any]:
 
 def _decode(found: Tensors, state: Mapping[str, Any]) -> Encoded:
     outputs, inputs = state["shape"]
-    data = found["codes"].flatten()
+    data = found["codes"].flatten().view(torch.uint8)
     codes = torch.stack([data >> 4, data & 15], dim=-1).flatten()[: outputs * inputs]
     scale = found["scale"]
     if "nested_scale" in found:

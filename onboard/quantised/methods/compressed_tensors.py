@@ -96,9 +96,10 @@ class CompressedTensors:
         return f"{_NAME}, {' and '.join(kinds)}"
 
     def layout_of(self, module: str) -> Layout | None:
-        """Return how a layer lies in the files; None: no group targets it."""
+        """Return how a layer lies in the files; None: no group targets it, or it has two bits."""
         ranked = self._ranked(module)
-        return ranked[1].layout if ranked else None
+        layout = ranked[1].layout if ranked else None
+        return None if isinstance(layout, PackedRows) and layout.bits == 2 else layout
 
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the quantised weights by name."""
@@ -186,7 +187,7 @@ def _four_bit_floats(weights: Mapping[str, Any], written: str) -> tuple[Layout, 
 def _packed_integers(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] | None:
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
     is_packed = written == "pack-quantized" and weights.get("type", "int") == "int"
-    if not (is_packed and bits in (4, 8) and strategy in ("group", "channel")):
+    if not (is_packed and bits in (2, 4, 8) and strategy in ("group", "channel")):
         return None
     group = group_of(_NAME, weights) if strategy == "group" else None
     ordered = group is not None and str(weights.get("actorder")).lower() in ("group", "true")

@@ -64,6 +64,7 @@ _GPTQ_KEYS = {
     "parallel_packing",
     "dynamic",
 }
+_BITS = (2, 3, 4, 8)
 _LEFT = "-:"
 _OWN_KEYS = {"bits", "group_size", "sym", "desc_act", "mse", "damp_percent", "static_groups"}
 _AWQ_KEYS = {
@@ -153,7 +154,7 @@ class PackedWords:
         return f"{self.name}, {bits} bits{group}"
 
     def layout_of(self, module: str) -> Gptq | Awq | None:
-        """Return how a layer lies in the files; None: it is left out, or has two bits."""
+        """Return how a layer lies in the files; None: it is left out, or has two or three bits."""
         layout = self._layout_of(module)
         left = any(pattern_of(self.name, text).match(module) for text in self.left)
         return None if left or layout.bits not in (4, 8) else layout
@@ -175,7 +176,7 @@ class PackedWords:
 def read_gptq(values: Mapping[str, Any]) -> PackedWords:
     """Read GPTQ's `quantization_config`, or quantize_config.json."""
     check_keys("gptq", values, _GPTQ_KEYS | _AUTO_ROUND_KEYS)
-    bits = one_of("gptq", values, "bits", (2, 4, 8))
+    bits = one_of("gptq", values, "bits", _BITS)
     written = values.get("checkpoint_format") or values.get("format") or "gptq"
     if values.get("is_marlin_format") or written not in ("gptq", "gptq_v2"):
         raise refusal(
@@ -203,7 +204,7 @@ def _rules(values: Mapping[str, Any], less: bool) -> Iterator[tuple[re.Pattern[s
             raise refusal("gptq", f"dynamic of {str(rule)[:60]}")
         check_keys("gptq", own, _OWN_KEYS)
         said = {"bits": values["bits"], "group_size": values["group_size"], **own}
-        bits = one_of("gptq", said, "bits", (2, 4, 8))
+        bits = one_of("gptq", said, "bits", _BITS)
         pattern = pattern_of("gptq", str(rule).removeprefix("+:"))
         ordered = {"desc_act": values.get("desc_act"), **own}["desc_act"] is True
         yield pattern, Gptq(bits, group_of("gptq", said), less, ordered)
@@ -232,8 +233,8 @@ def read_auto_round(values: Mapping[str, Any]) -> PackedWords:
     if values.get("act_bits", 16) < 16:
         raise refusal(name, f"act_bits = {values.get('act_bits')}")
     packing = str(values.get("packing_format", ""))
-    bits = one_of(name, values, "bits", (2, 4, 8))
-    if packing.endswith("auto_awq"):
+    bits = one_of(name, values, "bits", _BITS)
+    if packing.endswith(("auto_awq", ":awq")):
         return PackedWords(name, Awq(group_of(name, values)), {})
     if not packing.endswith(("auto_gptq", "gptqmodel")):
         raise refusal(name, f"packing_format = {packing[:60]}")
@@ -254,7 +255,7 @@ def _own_layers(values: Mapping[str, Any], less: bool) -> Any:
         if not isinstance(own, Mapping):
             raise refusal("auto-round", f"extra_config of {str(layer)[:60]}")
         said = {"bits": values["bits"], "group_size": values["group_size"], **own}
-        if said["bits"] in (2, 4, 8):
+        if said["bits"] in _BITS:
             yield str(layer), _of_auto_round(said["bits"], group_of("auto-round", said), less)
 
 

@@ -72,7 +72,7 @@ class BitsAndBytes:
         if not values.get("load_in_4bit"):
             raise refusal("bitsandbytes", "neither load_in_4bit nor load_in_8bit")
         storage = {"bnb_4bit_quant_storage": "uint8"} | dict(values)
-        one_of("bitsandbytes", storage, "bnb_4bit_quant_storage", ("uint8",))
+        one_of("bitsandbytes", storage, "bnb_4bit_quant_storage", normal_float4.STORAGES)
         return cls(one_of("bitsandbytes", values, "bnb_4bit_quant_type", ("nf4", "fp4")))
 
     @property

@@ -149,6 +149,14 @@ def test_blocks_of_experts_that_are_not_cut(tmp_path: Path) -> None:
     assert name in refused(folder)
 
 
+def test_a_scale_by_which_weights_are_divided_is_finite(tmp_path: Path) -> None:
+    folder = copy_of("ct_nvfp4", tmp_path)
+    weight = one_weight(folder)
+    change(folder, weight.parts["whole"], torch.tensor([float("inf")]))
+    with pytest.raises(OnboardError, match="weight_global_scale is inf"):
+        open_checkpoint(folder).read(weight.name)
+
+
 def test_quantised_scales_without_the_scales_of_these(tmp_path: Path) -> None:
     name = one_weight(quantised.FOLDER / "bnb_nf4").name
     nested = f"{name}.nested_absmax" in load_file(

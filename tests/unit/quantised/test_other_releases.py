@@ -108,6 +108,17 @@ def test_older_gptq_has_a_file_of_its_own(tmp_path: Path) -> None:
     require_same(folder, "gptq")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bytes_of_codes_in_elements_of_another_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    said = {"bnb_4bit_quant_storage": str(dtype).removeprefix("torch.")}
+    folder = copy_of("bnb_nf4", tmp_path, lambda config: config.update(said))
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name.removesuffix(".absmax") for name in tensors if name.endswith(".absmax")]:
+        tensors[name] = tensors[name].flatten().view(dtype).unsqueeze(1)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    require_same(folder, "bnb_nf4")
+
+
 def test_a_compression_config_is_the_older_name(tmp_path: Path) -> None:
     folder = copy_of("ct_w4a16", tmp_path)
     edit(folder, lambda c: c.update(compression_config=c.pop("quantization_config")))
@@ -291,7 +302,7 @@ def test_modelopts_layers_by_a_shorter_name(tmp_path: Path) -> None:
     [
         ("gptq", {"rotation": "hadamard"}, "rotation"),
         ("gptq", {"adapter": {"lora": 1}}, "adapter"),
-        ("gptq", {"dynamic": {"+:.*": {"bits": 3}}}, "bits = 3"),
+        ("gptq", {"dynamic": {"+:.*": {"bits": 5}}}, "bits = 5"),
         ("gptq", {"dynamic": {"+:(a+)+": {"bits": 8}}}, "pattern"),
         ("gptq", {"dynamic": {".*": {"spin": 1}}}, "spin"),
         ("gptq", {"checkpoint_format": "marlin"}, "marlin"),
