@@ -13,7 +13,8 @@ def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     in threes (AutoGPTQ's qlinear).
     """
     period = bits // math.gcd(bits, 32)  # words, until a number begins where a word does
-    rows, count = words.movedim(dim, -1).unflatten(-1, (-1, period)), 32 * period // bits
+    rows, count = words.movedim(dim, -1), 32 * period // bits
+    rows = rows.reshape(*rows.shape[:-1], -1, period)
     spread = torch.empty(*rows.shape[:-1], count, device=words.device, dtype=torch.uint8)
     for place in range(count):  # one by one: a word takes four times a number's room
         word, shift = divmod(bits * place, 32)
