@@ -31,12 +31,17 @@ def tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
         return ToolChoice(tools)
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         return _allowed(choice.get("allowed_tools", choice), tools)
+    name = _name(choice)
+    if name is None and choice != "required":
+        raise RefusedError(
+            f"tool_choice is {choice!r:.100}: none, auto, required and a function's name in an"
+            " object are known",
+            param=_FIELD,
+        )
     if not tools:
         raise RefusedError("a tool is required and there is none", param=_FIELD)
-    if choice == "required":
+    if name is None:
         return ToolChoice(tools, required=True)
-    if (name := _name(choice)) is None:
-        raise RefusedError(f"tool_choice is {choice!r:.100}", param=_FIELD)
     if name not in names_of(tools):
         raise RefusedError(f"there is no tool {name!r:.100}", param=_FIELD)
     return ToolChoice(tools, required=True, name=name)
