@@ -261,6 +261,8 @@ class MemoryPlan:
     """Weights of towers for images or sound, which one device has."""
     chosen: tuple[str, ...] = ()
     """Names of the limits that are defaults: they may be lowered to what fits."""
+    ranks: int = 1
+    """How many processes, each with a device of its own, take these sizes each."""
 
     @property
     def is_in_16_bits(self) -> bool:
@@ -348,14 +350,14 @@ class MemoryPlan:
         return replace(self, memory=count * memory, devices=count, **sizes)
 
     def devices_needed(self, memory: int) -> int | None:
-        """Return how many devices of `memory` bytes all sequences need, a power of two; None if
-        more than 64.
+        """Return how many devices of `memory` bytes all sequences need, a power of two, of several
+        ranks one each; None if more than 64, or if one does not hold a rank.
         """
         batch, context = self.wanted or (0, 0)
         plan = self.for_limits(batch=batch, context=context) if self.wanted else self
-        return next(
-            (count for count in (1, 2, 4, 8, 16, 32, 64) if plan.over(count, memory).fits()), None
-        )
+        counts = (1,) if self.ranks > 1 else (1, 2, 4, 8, 16, 32, 64)
+        enough = (count * self.ranks for count in counts if plan.over(count, memory).fits())
+        return next(enough, None)
 
     def ladder(self) -> list[int]:
         """Return the context lengths to show: powers of two from 1,024 on, the model's longest, and

@@ -166,7 +166,9 @@ class PlanDocument(Document):
     limits: dict[str, int | None]
     largest_batches: list[dict[str, int]]
     gpus_needed: dict[str, int | None]
-    """By kind of GPU: how many all sequences need, null for more than 64."""
+    """By kind of GPU: how many all sequences need, null for more than 64; of several ranks one each,
+    null where it does not hold one.
+    """
     facts: list[str]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -153,7 +153,7 @@ def _plan(
                 )
             ),
         )
-        counted = counted.sparing(spared()[0] // ranks)
+        counted = replace(counted.sparing(spared()[0] // ranks), ranks=ranks)
         facts = [*divided, *facts, *spared()[1]]
     made, lowered = fitted(counted.over(asked.count, asked.memory))
     facts += lowered
@@ -237,6 +237,8 @@ def _way_to_fit(plan: MemoryPlan) -> str:
     needed = {
         name: count for name, size in known_gpus().items() if (count := plan.devices_needed(size))
     }
+    if not needed and plan.ranks > 1:
+        return "No known GPU holds a rank: ask for more ranks, or for fewer or shorter sequences"
     if not needed:
         return (
             "No known number of GPUs is enough for these sequences: ask for fewer or shorter ones"
@@ -304,13 +306,14 @@ def _kinds(plan: MemoryPlan) -> str:
         if batch > 1
         else f"a sequence of {context:,} tokens"
     )
-    return f"GPUs for {asked}: {words or 'more than 64 of any kind'}"
+    none = "more than 64 of any kind" if plan.ranks == 1 else "none of any kind holds a rank"
+    return f"GPUs for {asked}: {words or none}"
 
 
 def _count(plan: MemoryPlan, name: str, size: int) -> str:
     """Return how many GPUs of a kind are needed, where bounds differ from how many on."""
     count, least = plan.devices_needed(size), plan.least().devices_needed(size)
-    if least == count:
+    if least == count or plan.ranks > 1:
         return f"{count} x {name}" if count else ""
     return f"{least} to {count or 'more'} x {name}"
 
@@ -361,8 +364,10 @@ def _group(group: Any) -> str:
 
 
 def _bar(share: float, width: int = 24) -> str:
-    """Return a bar in eighths of a character."""
-    eighths = max(0, round(share * width * 8))
+    """Return a bar in eighths of a character, as long as `width` at most: one that is longer would
+    take the table's words their room.
+    """
+    eighths = max(0, round(min(share, 1) * width * 8))
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
 

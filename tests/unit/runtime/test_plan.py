@@ -264,6 +264,7 @@ def test_what_does_not_fit_is_one_line_and_exit_code_3(
     captured = capsys.readouterr()
     assert "parameters" in captured.out
     assert "GPUs for" in captured.out
+    assert "…" not in captured.out  # a bar that is too long would be cut, and narrow the words
     assert captured.err.count("\n") == 1
     assert said in captured.err
 
@@ -312,6 +313,8 @@ def test_several_gpus_share_weights_and_caches_and_nothing_else(tmp_path: Path) 
         else:
             assert plan.over(count, memory).fits()
             assert count == 1 or not plan.over(count // 2, memory).fits()
+        of_ranks = replace(plan, ranks=3).devices_needed(memory)
+        assert of_ranks == (3 if count == 1 else None)  # no two devices share a rank
 
 
 def test_a_config_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

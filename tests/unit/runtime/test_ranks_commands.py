@@ -297,6 +297,7 @@ def test_a_plan_says_what_each_rank_takes(
     assert str(division) in documents[1]["facts"][0]
     pages = [each["groups"][0]["bytes"] / each["groups"][0]["units"] for each in documents]
     assert pages[0] == 2 * pages[1]
+    assert [each["gpus_needed"]["H100"] for each in documents] == [1, 2]  # each rank has its own
 
 
 @pytest.mark.parametrize(
