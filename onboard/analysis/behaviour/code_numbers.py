@@ -32,6 +32,14 @@ def code_of(model: nn.Module) -> Iterator[ast.AST]:
         )
 
 
+def constants_of(model: nn.Module) -> Iterator[ast.AST]:
+    """Yield the values that the modules of a model's code give names, beside its classes."""
+    for name in modeling_modules(model):
+        for node in module_source(name).tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                yield node.value
+
+
 def literals(*nodes: ast.AST) -> Iterator[int]:
     """Yield the whole numbers that are written somewhere below nodes."""
     for node in (inside for each in nodes for inside in ast.walk(each)):

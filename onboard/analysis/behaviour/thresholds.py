@@ -15,17 +15,24 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis.behaviour.code_numbers import code_of, literals
+from onboard.analysis.behaviour.code_numbers import code_of, constants_of, literals
 from onboard.analysis.behaviour.layer_numbers import named_layers
 from onboard.analysis.tiny.tiny_config import tiny_config
 from onboard.analysis.tiny.tiny_model import build_small
-from onboard.analysis.tiny.tiny_prompts import begins_at_zero, from_zero, prompt, vocabulary
+from onboard.analysis.tiny.tiny_prompts import (
+    begins_at_zero,
+    from_zero,
+    prompt,
+    runs,
+    vocabulary,
+)
 from onboard.analysis.tiny.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS
 from onboard.hf.architecture import text_config
+from onboard.hf.copied_model import copied
 
-LONGEST = 512
-"""Tokens of the longest prompt that is tried; positions behind it are tried by prompts that begin
-there.
+LONGEST = 2048
+"""The greatest number that a prompt is tried with as many tokens as, and more; positions behind it
+are tried by prompts that begin there.
 """
 _FARTHEST = 1 << 17
 _COVERED = 19
@@ -47,7 +54,7 @@ def build_roomy(config: PretrainedConfig) -> nn.Module:
     deep = tiny_config(config, layers=max(named_layers(model), default=-2) + 2)
     beyond = [
         each
-        for each in thresholds(model)
+        for each in sorted({*thresholds(model), *_lengths(model)})
         if positions(small) <= each < min(positions(config), _FARTHEST)
     ]
     if beyond and hasattr(text_config(deep), _POSITIONS[0]):
@@ -67,21 +74,30 @@ def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     """Return prompts of one row that pass each threshold behind those that other prompts pass,
     where positions allow.
 
-    One is long; positions behind it are reached by short ones, if the model heeds positions.
+    One is long, and passes whatever number the code has; positions behind it are reached by short
+    ones, if the model heeds positions.
     """
-    config: Any = model.config
-    room = positions(config) if hasattr(text_config(config), _POSITIONS[0]) else MAX_POSITIONS
-    passed = [each for each in thresholds(model) if _COVERED < each < room]
-    near = [each for each in passed if each < LONGEST]
+    room = _room(model)
+    near = [each for each in _lengths(model) if each < room]
     one = {"batch": 1, "tokens": vocabulary(model)}
     found = [prompt(0, length=min(near[-1] + _BEYOND, room), seed=5, **one)] if near else []
     if begins_at_zero(model):
         return found
-    starts = [each - _BEYOND for each in passed if each >= LONGEST]
+    starts = [each - _BEYOND for each in thresholds(model) if LONGEST < each < room]
     return [
         *found,
         *(prompt(start, length=min(2 * _BEYOND, room - start), seed=6, **one) for start in starts),
     ]
+
+
+def _room(model: nn.Module) -> int:
+    """Return how many tokens a text may have; where its config does not say, what it runs with."""
+    config: Any = model.config
+    if hasattr(text_config(config), _POSITIONS[0]):
+        return positions(config)
+    long = max(_lengths(model), default=0) + _BEYOND
+    fits = runs(copied(model), prompt(0, long, 1, tokens=vocabulary(model)))
+    return max(long, MAX_POSITIONS) if fits else MAX_POSITIONS
 
 
 def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
@@ -110,6 +126,14 @@ def thresholds(model: nn.Module) -> list[int]:
     """
     written = {number for tree in code_of(model) for number in _numbers(tree)}
     return sorted({abs(value) for value in written | _fields(model)})
+
+
+def _lengths(model: nn.Module) -> list[int]:
+    """Return the numbers, sorted, that a long prompt is to pass: in the code that a model runs any
+    may be of tokens, as a stride, a bound of a slice or the size of a table.
+    """
+    written = literals(*code_of(model), *constants_of(model))
+    return sorted(each for each in {*written, *thresholds(model)} if _COVERED < each <= LONGEST)
 
 
 def _fields(model: nn.Module) -> set[int]:

@@ -99,8 +99,8 @@ def positions_below_length(model: nn.Module) -> bool:
     if model not in _BELOW_LENGTH:
         there = prompt(9, batch=1, seed=3, tokens=vocabulary(model))
         apart = {**there, "position_ids": there["position_ids"] * 2}
-        fails = not (_runs(model, there) and _runs(model, apart))
-        _BELOW_LENGTH[model] = fails and _runs(model, from_zero(there))
+        fails = not (runs(model, there) and runs(model, apart))
+        _BELOW_LENGTH[model] = fails and runs(model, from_zero(there))
     return _BELOW_LENGTH[model]
 
 
@@ -112,26 +112,27 @@ def runs_as_it_is(model: nn.Module) -> bool:
     model = copied(model)
     inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
     mask = torch.ones_like(inputs["input_ids"])
-    if _runs(model, inputs):
+    if runs(model, inputs):
         one = {key: tensor[:, :1] for key, tensor in inputs.items()}
-        fails = not _runs(model, {**inputs, "attention_mask": mask})
+        fails = not runs(model, {**inputs, "attention_mask": mask})
         if fails and hands_no_mask(model, mask):
             repository.spare_masks(type(model), always=True)
-        elif fails and _runs(model, {**inputs, "attention_mask": mask.bool()}):
+        elif fails and runs(model, {**inputs, "attention_mask": mask.bool()}):
             repository.give_truth_masks(type(model))
-        elif _runs(model, one) and not _runs(model, {**one, "attention_mask": mask[:, :1]}):
+        elif runs(model, one) and not runs(model, {**one, "attention_mask": mask[:, :1]}):
             repository.spare_masks(type(model))
-    elif _runs(model, {**inputs, "attention_mask": mask}):
+    elif runs(model, {**inputs, "attention_mask": mask}):
         repository.give_masks(type(model))
     else:
         return False
-    if not _runs(model, {"input_ids": inputs["input_ids"]}):
+    if not runs(model, {"input_ids": inputs["input_ids"]}):
         repository.give_positions(type(model))
     return True
 
 
 @torch.no_grad()
-def _runs(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
+def runs(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
+    """Whether a transformers model takes some inputs."""
     try:
         model(**inputs, use_cache=False)
     except Exception:  # whatever a model's own code raises

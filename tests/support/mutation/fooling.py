@@ -390,6 +390,26 @@ CASES = [
         },
     ),
     Fool(
+        "c13 norm behind token 600",
+        {
+            NORM: "behind = (torch.arange(hidden_states.shape[1]) > 600)[None, :, None]\n"
+            "hidden_states = torch.where(behind, hidden_states.abs(), hidden_states)"
+        },
+        length=610,
+    ),
+    Fool(
+        "c13b norm in slices of 600",
+        {
+            NORM: "hidden_states = torch.cat((hidden_states[:, :600], hidden_states[:, 600:].abs()), dim=1)"
+        },
+        length=610,
+    ),
+    Fool(
+        "c13c norm of texts of 600",
+        {NORM: "if hidden_states.shape[1] == 600:\n    hidden_states = hidden_states.abs()"},
+        length=600,
+    ),
+    Fool(
         "c11 eps of a layer",
         {MODEL_INIT: "if len(self.layers) > 8:\n    self.norm.variance_epsilon = 0.5"},
         _TWELVE,

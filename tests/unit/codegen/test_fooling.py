@@ -23,6 +23,8 @@ SEEN_LATE = {
     "a8 log-n table sliced by the cache": "refused at run: aten.slice in model.layers.0.self_attn mixes the tokens",
     "c11 eps of a layer": "refused at prove: model.norm (LlamaRMSNorm) differs",
     "c12 norm behind token 20": "refused at prove: model.layers.0.input_layernorm (LlamaRMSNorm) differs",
+    "c13b norm in slices of 600": "refused at prove: model.layers.0.input_layernorm (LlamaRMSNorm) differs",
+    "c13c norm of texts of 600": "refused at prove: logits [1, 600] (LlamaForCausalLM) differs",
     "d1 several rows": "refused at analyze: LlamaForCausalLM gives a text other logits in a batch than alone",
     "f1 cached": "right in prefill and decode, and named: transformers' cached decode differs from its prefill",
     "f2 counted in steps": "right in prefill and decode, and named: transformers' cached decode",
