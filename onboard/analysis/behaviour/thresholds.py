@@ -77,8 +77,9 @@ def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     One is long, and passes whatever number the code has; positions behind it are reached by short
     ones, if the model heeds positions.
     """
-    room = _room(model)
-    near = [each for each in _lengths(model) if each < room]
+    lengths = _lengths(model)
+    room = _room(model, lengths)
+    near = [each for each in lengths if each < room]
     one = {"batch": 1, "tokens": vocabulary(model)}
     found = [prompt(0, length=min(near[-1] + _BEYOND, room), seed=5, **one)] if near else []
     if begins_at_zero(model):
@@ -90,12 +91,14 @@ def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def _room(model: nn.Module) -> int:
-    """Return how many tokens a text may have; where its config does not say, what it runs with."""
+def _room(model: nn.Module, lengths: list[int]) -> int:
+    """Return how many tokens a text may have; where its config does not say, what it runs with of
+    those that pass all of `lengths`.
+    """
     config: Any = model.config
     if hasattr(text_config(config), _POSITIONS[0]):
         return positions(config)
-    long = max(_lengths(model), default=0) + _BEYOND
+    long = max(lengths, default=0) + _BEYOND
     fits = runs(copied(model), prompt(0, long, 1, tokens=vocabulary(model)))
     return max(long, MAX_POSITIONS) if fits else MAX_POSITIONS
 

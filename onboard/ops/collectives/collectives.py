@@ -50,11 +50,16 @@ def dist_all_reduce(
     return total if residual is None else total.add_(residual)
 
 
+def _memory_beside(x: Tensor) -> PeerMemory | None:
+    """Return the memory that the ranks share where a tensor is, if they do."""
+    return peer_memory() if x.device.type == "cuda" else None
+
+
 def _memory_for(x: Tensor) -> PeerMemory | None:
     """Return the memory through which the ranks' own kernels exchange a tensor, if it is small and
     they share one.
     """
-    if x.device.type != "cuda" or (memory := peer_memory()) is None:
+    if (memory := _memory_beside(x)) is None:
         return None
     from onboard.ops.collectives.triton_peer_sum import can_exchange
 
@@ -123,7 +128,7 @@ def all_gather(x: Tensor, dim: int, sizes: list[int], layer_type: str = "unknown
 
 def _gathered_by_kernels(x: Tensor, dim: int) -> Tensor | None:
     """Return what the ranks' own kernels make of parts of one shape, where they can."""
-    if x.device.type != "cuda" or (memory := peer_memory()) is None:
+    if (memory := _memory_beside(x)) is None:
         return None
     from onboard.ops.collectives.triton_peer_sum import can_exchange, most_gathered, peer_gather
 

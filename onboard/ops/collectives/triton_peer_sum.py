@@ -185,8 +185,8 @@ def _gather_kernel(
     DTYPE: tl.constexpr, WORDS: tl.constexpr, RANK: tl.constexpr, WORLD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Put every so manieth block of elements of every rank in its place: `part` elements of each rank
-    make a row. All are sent before one is waited for: no program needs another of its rank.
+    """Put a program's share of every rank's blocks of elements in its place: `part` elements of each
+    rank make a row. All are sent before one is waited for: no program needs another of its rank.
     """
     wait_for_inputs(OVERLAP)
     BLOCK: tl.constexpr = WORDS * 32 // DTYPE.primitive_bitwidth
@@ -279,7 +279,7 @@ def peer_sum(x: Tensor, memory: PeerMemory, residual: Tensor | None = None) -> T
 
 def one_shot_sum(x: Tensor, memory: PeerMemory, residual: Tensor | None = None) -> Tensor | None:
     """`peer_sum` in one shot: everything is sent to everybody."""
-    region = _block_region(memory)
+    region = memory.region(WORDS, MOST_BYTES // (4 * WORDS))
     if region is None:
         return None
     return _launch_sum(_one_shot_kernel, x, residual, memory, region, 4 * WORDS)
@@ -317,11 +317,6 @@ def peer_gather(x: Tensor, dim: int, memory: PeerMemory) -> Tensor | None:
         out, x, *_told(memory, region), x.numel(), part, blocks, **_options(x, memory, region)
     )
     return out
-
-
-def _block_region(memory: PeerMemory) -> Region | None:
-    """Return the region of exchanges whose programs send all of a block of WORDS words."""
-    return memory.region(WORDS, MOST_BYTES // (4 * WORDS))
 
 
 def _launch_sum(
