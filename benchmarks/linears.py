@@ -92,7 +92,7 @@ def measure(layer: Layer, tokens: int) -> tuple[float, float]:
     def calls(run: Callable[..., Tensor]) -> list[Callable[[], Tensor]]:
         return [lambda w=w: run(x, w, None, residual, norm, 1e-6, layer.activation) for w in order]  # type: ignore[misc]
 
-    return microseconds(calls(linear._launch)), microseconds(calls(linear._compose))
+    return microseconds(calls(linear.launch)), microseconds(calls(linear.compose))
 
 
 def read_bandwidth() -> float:

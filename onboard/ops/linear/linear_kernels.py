@@ -240,9 +240,8 @@ def matrix_kernel(
     rows_ptr = w_ptr + weight_row.to(tl.int64) * columns
     scales = _scale_rows(scale_ptr, weight_row, columns, SCALES) if SCALES else rows_ptr
     if OVERLAP and AHEAD:
-        ahead = low + tl.arange(0, AHEAD // 64) * 64
-        size = tl.where((weight_row >= 0)[:, None] & (ahead + 64 <= high)[None, :], 128, 0)
-        prefetch(rows_ptr[:, None] + ahead[None, :], size)
+        size = tl.minimum(AHEAD, high - low) * rows_ptr.dtype.element_ty.primitive_bitwidth // 8
+        prefetch(rows_ptr + low, tl.where(weight_row >= 0, size, 0))
     wait_for_inputs(OVERLAP)
     row = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
     x_ptr += row[:, None].to(tl.int64) * columns

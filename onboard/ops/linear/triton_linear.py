@@ -29,6 +29,13 @@ MOST_ROWS = 64
 weights, of which a library's tiles are too few, are not: `choose_many_tiles`.
 """
 
+WIDE = 100
+"""Rows of a weight for each processor from which they are dealt out in wide tiles."""
+
+AHEAD = 256
+"""Columns that a program has fetched before the kernel in front of it has ended: more get in that
+one's way.
+"""
 _COUNTERS = 256
 
 
@@ -54,8 +61,8 @@ class Tiles:
 def choose_tiles(rows: int, outputs: int, columns: int, device: torch.device) -> Tiles:
     """Tiles for `outputs` rows of a weight.
 
-    Measured on compute capability 9.0 over the layers of dense models of 0.6 and 8 billion
-    parameters.
+    Measured on compute capability 9.0 over the layers of dense models of 0.6, 8 and 70 billion
+    parameters, and over what one of two ranks has of the latter.
     """
     if rows == 1:
         if columns <= 1024:
@@ -63,17 +70,26 @@ def choose_tiles(rows: int, outputs: int, columns: int, device: torch.device) ->
         return Tiles(1, 2, 2048, num_warps=8) if outputs <= 2048 else Tiles(1, 2, 1024, num_warps=4)
     many = processors(device)
     tokens = max(8, triton.next_power_of_2(rows))
-    if outputs >= 128 * many:
-        return Tiles(max(16, tokens), 128, 128, 8, 3 if tokens > 32 else 4)
-    short = outputs <= 2048
+    if outputs >= WIDE * many:
+        return _wide_tiles(max(16, tokens), outputs, columns, many)
+    short = outputs <= 2048 and columns <= 3072
     width = 32 if short and tokens <= 16 else 64
     programs = triton.cdiv(outputs, width)
     splits = _splits(programs, columns, many)
-    ahead = 1024 if short and tokens <= 16 else 0  # of no use beside loads of so many tokens
     # With three stages a processor has two programs: a few more than processors wait for none
     stages = 3 if many < programs <= many * 3 // 2 else 5
     tokens = tokens if short else max(16, tokens)
-    return Tiles(tokens, width, 128, 4, stages, splits, ahead=ahead)
+    return Tiles(tokens, width, 128, 4, stages, splits, ahead=AHEAD)
+
+
+def _wide_tiles(tokens: int, outputs: int, columns: int, many: int) -> Tiles:
+    """Tiles for a weight with rows for about as many wide tiles as there are processors, or more."""
+    if outputs < 128 * many:  # two programs a processor
+        return Tiles(tokens, 128, 128, 8, 3, ahead=AHEAD)
+    if columns > 4096 and tokens == 16:
+        return Tiles(tokens, 64, 128, 4, 8, ahead=AHEAD)
+    stages = 3 if columns > 4096 and tokens > 32 else 4
+    return Tiles(tokens, 128, 128, 8, stages, ahead=AHEAD)
 
 
 def choose_many_tiles(rows: int, outputs: int, columns: int, act: str) -> Tiles | None:
@@ -97,7 +113,7 @@ def _splits(programs: int, columns: int, many: int) -> int:
     """In how many parts, a power of two, `programs` of at most `many` sum up columns so that enough
     are at work.
     """
-    splits = 1 if programs > many // 3 and columns < 8192 else min(columns // 512, many // programs)
+    splits = 1 if programs > many // 3 and columns < 4096 else min(columns // 512, many // programs)
     return power_of_two_in(splits)
 
 
@@ -181,6 +197,8 @@ def launch(
             **flags,
         )
         return out
+    # What is fetched ahead begins and ends at a multiple of 16 bytes
+    ahead = 0 if columns * weight.element_size() % 16 else tiles.ahead
     parts = arrived = None
     blocks = triton.cdiv(rows, tiles.rows)
     if tiles.splits > 1:
@@ -191,7 +209,7 @@ def launch(
         out, x, weight, bias, residual, weight_scale, x_scale, parts, arrived, rows, outputs, columns, blocks,
         X_SCALES=0 if x_scale is None else x_scale.dim(),
         SPLITS=tiles.splits, SHARES=tiles.shares, BM=tiles.rows, STAGES=tiles.num_stages,
-        EVEN=columns % tiles.columns == 0, DOT_TYPE=dot_type(x.dtype), AHEAD=tiles.ahead, **flags,
+        EVEN=columns % tiles.columns == 0, DOT_TYPE=dot_type(x.dtype), AHEAD=ahead, **flags,
     )  # fmt: skip
     return out
 
