@@ -1,7 +1,7 @@
-"""Sums over the ranks of a decode step inside a CUDA graph: the library's, torch's over symmetric
-memory, ours, and ours with the residual addition and the RMSNorm behind it.
+"""Sums over the ranks inside a CUDA graph, of decode steps (up to 1 MiB) and of prompts: the library's,
+torch's over symmetric memory, ours, and ours with the residual addition and the RMSNorm behind it.
 
-    python benchmarks/all_reduce.py [WORLD_SIZE] [--kib 4 8 16 64 256 512 1024] [--width 4096]
+    python benchmarks/all_reduce.py [WORLD_SIZE] [--kib 4 8 16 64 1024 65536] [--width 4096]
 
 Every figure is the median over replays of microseconds a call, of graphs with a chain of calls; each
 result is compared with the library's before it is timed.
@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, distributed, multiprocessing
 from torch.distributed import _symmetric_memory as symmetric
 
+from onboard.ops.collectives.collectives import dist_all_reduce
 from onboard.ops.collectives.triton_fused_all_reduce import triton_fused_allreduce_residual_rmsnorm
-from onboard.ops.collectives.triton_peer_sum import one_shot_sum, peer_sum, two_shot_sum
+from onboard.ops.collectives.triton_peer_sum import can_exchange, one_shot_sum, two_shot_sum
 from onboard.ops.norm.triton_rmsnorm import triton_fused_add_rmsnorm
 from onboard.parallel.ranks import Ranks, join_group, leave_group, peer_memory
 
 CALLS, REPLAYS = 50, 20
+KIB = [4, 8, 16, 64, 128, 256, 512, 1024, 4096, 16384, 65536]
 COLUMNS = ("library", "torch", "one shot", "two shots", "ours", "ours + norm", "norm alone")
 
 
@@ -67,9 +69,15 @@ def row(size: int, width: int) -> dict[str, float]:
     x = torch.randn(size, device="cuda").bfloat16()
     wanted = x.float()
     distributed.all_reduce(wanted)
-    for add in (one_shot_sum, two_shot_sum, peer_sum):
+    ours: dict[str, Callable[[], Tensor | None]] = {"ours": lambda: dist_all_reduce(x)}
+    if can_exchange(x):
+        ours |= {
+            "one shot": lambda: one_shot_sum(x, memory),
+            "two shots": lambda: two_shot_sum(x, memory),
+        }
+    for add in ours.values():
         for _ in range(5):
-            total = add(x, memory)
+            total = add()
             assert (
                 total is None or (total.float() - wanted).abs().max() <= 2**-7 * wanted.abs().max()
             )
@@ -80,18 +88,32 @@ def row(size: int, width: int) -> dict[str, float]:
     ways: dict[str, Callable[[], object]] = {
         "library": library,
         "torch": torch_sum(x),
-        "one shot": lambda: one_shot_sum(x, memory),
-        "two shots": lambda: two_shot_sum(x, memory),
-        "ours": lambda: peer_sum(x, memory),
+        **ours,
     }
     if size >= width:
         rows = x[: size // width * width].view(-1, width)
-        residual, weight = torch.randn_like(rows), torch.randn(width, device="cuda").bfloat16()
+        weight = torch.randn(width, device="cuda").bfloat16()
+        residual = torch.randn_like(rows)
+        distributed.broadcast(residual, 0)
+        distributed.broadcast(weight, 0)
+        check_norm(rows, residual, weight)
         ways["ours + norm"] = lambda: triton_fused_allreduce_residual_rmsnorm(
             rows, residual, weight, 1e-5
         )
         ways["norm alone"] = lambda: triton_fused_add_rmsnorm(rows, residual, weight, 1e-5)
     return {name: microseconds(way) for name, way in ways.items()}
+
+
+def check_norm(rows: Tensor, residual: Tensor, weight: Tensor) -> None:
+    """Hold the sum with the norm behind it against float64."""
+    wanted = rows.double()
+    distributed.all_reduce(wanted)
+    wanted += residual
+    normed = wanted * (wanted.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+    for _ in range(5):
+        out, total = triton_fused_allreduce_residual_rmsnorm(rows, residual, weight, 1e-5)
+        for found, exact in ((total, wanted), (out, normed)):
+            assert (found - exact).abs().max() <= 2**-6 * exact.abs().max()
 
 
 def rank_main(rank: int, world: int, address: str, kib: Sequence[int], width: int) -> None:
@@ -113,7 +135,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("world", type=int, nargs="?", default=2)
-    parser.add_argument("--kib", type=int, nargs="+", default=[4, 8, 16, 64, 128, 256, 512, 1024])
+    parser.add_argument("--kib", type=int, nargs="+", default=KIB)
     parser.add_argument("--width", type=int, default=4096, help="elements of a row of the norm")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -19,8 +19,10 @@ WORD = torch.int64
 """A word holds 32 bits of data and the number of the exchange that they belong to."""
 BYTES_EACH = 16 * 2**20
 """Bytes that a rank has for what one other rank writes to it."""
-BYTES_MORE = 96 * 2**20
-"""Bytes that it has beside them, however many the ranks: for what they concatenate."""
+BYTES_MORE = 160 * 2**20
+"""Bytes that it has beside them, however many the ranks: 96 MiB for what they concatenate, 64 for
+long sums.
+"""
 _ALIGNED = 16
 
 

@@ -37,12 +37,8 @@ def dist_all_reduce(
     """
     if current_ranks().is_alone:
         return x.clone(memory_format=torch.contiguous_format) if residual is None else x + residual
-    if (memory := _memory_for(x)) is not None:
-        from onboard.ops.collectives.triton_peer_sum import peer_sum
-
-        whole = None if residual is None else residual.contiguous()
-        if (total := peer_sum(x.contiguous(), memory, whole)) is not None:
-            return total
+    if (total := _summed_by_kernels(x, residual)) is not None:
+        return total
     if x.device.type == "cuda" and x.numel() * x.element_size() >= _LONG:
         return _sum_of_parts(x.contiguous(), residual)
     total = x.clone(memory_format=torch.contiguous_format)
@@ -55,15 +51,17 @@ def _memory_beside(x: Tensor) -> PeerMemory | None:
     return peer_memory() if x.device.type == "cuda" else None
 
 
-def _memory_for(x: Tensor) -> PeerMemory | None:
-    """Return the memory through which the ranks' own kernels exchange a tensor, if it is small and
-    they share one.
-    """
+def _summed_by_kernels(x: Tensor, residual: Tensor | None) -> Tensor | None:
+    """Return what the ranks' own kernels make of a tensor, where they can."""
     if (memory := _memory_beside(x)) is None:
         return None
-    from onboard.ops.collectives.triton_peer_sum import can_exchange
+    from onboard.ops.collectives.triton_long_sum import long_sum
+    from onboard.ops.collectives.triton_peer_sum import can_exchange, peer_sum
 
-    return memory if can_exchange(x) else None
+    if not can_exchange(x, x.nbytes):
+        return None
+    add = peer_sum if can_exchange(x) else long_sum
+    return add(x.contiguous(), memory, None if residual is None else residual.contiguous())
 
 
 def _sum_of_parts(x: Tensor, residual: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from onboard.ops.collectives.collectives import dist_all_reduce
 from onboard.ops.collectives.fused_all_reduce import fake_fused_allreduce_residual_rmsnorm
+from onboard.ops.collectives.triton_long_sum import Norm, long_sum_and_norm
 from onboard.ops.collectives.triton_peer_sum import ROWS, can_exchange, peer_sum_and_norm
 from onboard.ops.library import register_op
 from onboard.ops.norm.triton_rmsnorm import fake_fused_add_rmsnorm, triton_fused_add_rmsnorm
@@ -16,6 +17,7 @@ from onboard.ops.norm.triton_wide_norm import (
     fake_fused_add_wide_rmsnorm,
     triton_fused_add_wide_rmsnorm,
 )
+from onboard.parallel.peer_memory import PeerMemory
 from onboard.parallel.ranks import peer_memory
 
 
@@ -31,19 +33,31 @@ def triton_fused_allreduce_residual_rmsnorm(
 ) -> tuple[Tensor, Tensor]:
     """`torch_fused_allreduce_residual_rmsnorm` with the kernel of the sum and the norm."""
     memory = peer_memory()
-    if memory is not None and _in_one_kernel(x, residual):
+    if memory is not None and x.shape == residual.shape and can_exchange(x, x.nbytes):
         empty = fake_fused_add_wide_rmsnorm if wide else fake_fused_add_rmsnorm
         out, total = empty(x, residual, weight, eps, dtype)
-        done = peer_sum_and_norm(
-            out, total, x.contiguous(), residual.contiguous(), weight.contiguous(), eps, memory,
-            dtype=dtype or total.dtype, wide=wide,
-        )  # fmt: skip
-        if done:
+        norm = Norm(total, weight.contiguous(), eps, dtype or total.dtype, wide)
+        if _in_one_kernel(out, x.contiguous(), residual.contiguous(), memory, norm):
             return out, total
-    norm = triton_fused_add_wide_rmsnorm if wide else triton_fused_add_rmsnorm
-    return norm(dist_all_reduce(x, layer_type), residual, weight, eps, dtype)
+    separate = triton_fused_add_wide_rmsnorm if wide else triton_fused_add_rmsnorm
+    return separate(dist_all_reduce(x, layer_type), residual, weight, eps, dtype)
 
 
-def _in_one_kernel(x: Tensor, residual: Tensor) -> bool:
+def _in_one_kernel(
+    out: Tensor, x: Tensor, residual: Tensor, memory: PeerMemory, norm: Norm
+) -> bool:
+    """Do all of it, if there is a kernel for so many rows."""
+    if not can_exchange(x):
+        return long_sum_and_norm(out, x, residual, memory, norm)
     rows = x.numel() // x.shape[-1]
-    return can_exchange(x) and rows <= ROWS and x.shape == residual.shape
+    return rows <= ROWS and peer_sum_and_norm(
+        out,
+        norm.total,
+        x,
+        residual,
+        norm.weight,
+        norm.eps,
+        memory,
+        dtype=norm.dtype,
+        wide=norm.wide,
+    )

@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 
 import onboard.ops  # noqa: F401
 from onboard.ops.attention import triton_cached_attention as cached_attention
+from onboard.ops.collectives import triton_long_sum, triton_peer_sum
 from onboard.ops.convolution import triton_cached_causal_conv as cached_causal_conv
 from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
 from onboard.ops.experts import triton_moe as moe
@@ -34,6 +35,7 @@ from onboard.ops.sampling import triton_sampling as sampling
 from onboard.ops.sparse import triton_cached_sparse_mla as cached_sparse_mla
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from onboard.ops.triton import host_copy, launch
+from onboard.parallel.peer_memory import PeerMemory
 from tests.support.ops import ragged, recurrent
 from tests.support.ops.chosen_latents import sparse_mla
 from tests.support.ops.lora import Adapted
@@ -73,7 +75,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(launch, "INTERPRETED", True)  # lets tensors on the CPU through
-    for launcher in (cached_attention, cached_mla):
+    for launcher in (cached_attention, cached_mla, triton_long_sum, triton_peer_sum):
         monkeypatch.setattr(
             launcher, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True}
         )
@@ -115,6 +117,30 @@ def test_kernels_of_pairs_lengths_gates_and_sums_that_are_cast(kernels: list[Any
     assert_compiled(
         kernels, {"_rope_kernel", "_l2norm_kernel", "_gdn_gating_kernel", "_rmsnorm_kernel"}
     )
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_of_several_ranks(kernels: list[Any], world: int, dtype: torch.dtype) -> None:
+    memory = PeerMemory(1, [0] * world, torch.device("cpu"))
+    rows, weight = torch.randn(16, 2880).to(dtype), torch.randn(2880).to(dtype)
+    out, total = torch.empty_like(rows), torch.empty_like(rows)
+    for add in (
+        triton_peer_sum.one_shot_sum,
+        triton_peer_sum.two_shot_sum,
+        triton_long_sum.long_sum,
+    ):
+        assert add(rows, memory, rows) is not None
+    assert triton_peer_sum.peer_gather(rows, -1, memory) is not None
+    given = {"dtype": dtype, "wide": False}
+    assert triton_peer_sum.peer_sum_and_norm(out, total, rows, rows, weight, 1e-5, memory, **given)
+    norm = triton_long_sum.Norm(total, weight, 1e-5, **given)
+    assert triton_long_sum.long_sum_and_norm(out, rows, rows, memory, norm)
+    names = ("one_shot", "two_shot", "gather", "one_shot_norm", "long_sum")
+    assert_compiled(kernels, {f"_{name}_kernel" for name in names})
+    for kernel in kernels[-1], kernels[2]:  # sixteen bytes a store
+        assert "st.global.v4" in kernel.asm["ptx"]
+        assert "st.global.b16" not in kernel.asm["ptx"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

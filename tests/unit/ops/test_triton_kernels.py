@@ -35,6 +35,7 @@ INTERPRETED = tuple(
         "invariant",
         "lora",
         "peer_sum",
+        "long_sum",
         "rope_attention",
     )
 )
