@@ -94,6 +94,8 @@ class Chat:
 
     def _params(self) -> SamplingParams:
         body = self.body
+        if body.top_logprobs and not body.logprobs:
+            raise RefusedError("top_logprobs come with logprobs alone", param="top_logprobs")
         further: dict[str, Any] = {
             "max_tokens": body.max_completion_tokens or body.max_tokens,
             "logprobs": (body.top_logprobs or 0) if body.logprobs else None,

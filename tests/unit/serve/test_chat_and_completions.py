@@ -218,6 +218,7 @@ def test_the_answer_has_the_shape_that_is_asked_for(client: openai.OpenAI) -> No
         ("chat/completions", {"messages": [{"content": "x"}]}, 400, "role"),
         ("chat/completions", {"messages": USER, "tool_choice": "required"}, 400, "no"),
         ("chat/completions", {"messages": USER, "tool_choice": "nobody"}, 400, "nobody.*required"),
+        ("chat/completions", {"messages": USER, "top_logprobs": 2}, 400, "with logprobs alone"),
         ("chat/completions", {"messages": USER, "response_format": {"type": "xml"}}, 400, "xml"),
         (
             "chat/completions",
