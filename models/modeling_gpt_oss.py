@@ -147,8 +147,8 @@ class GptOssExperts(nn.Module):
             torch.empty((num_local_experts, intermediate_size, config.hidden_size))
         )
         self.down_proj_bias = nn.Parameter(torch.empty(num_local_experts, config.hidden_size))
-        self.alpha = config.swiglu_alpha
-        self.limit = config.swiglu_limit
+        self.alpha = getattr(config, "swiglu_alpha", 1.702)
+        self.limit = getattr(config, "swiglu_limit", 7.0)
 
     def forward(
         self,

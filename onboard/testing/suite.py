@@ -20,6 +20,7 @@ from torch.export import Dim
 
 from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS
 from onboard.hf.architecture import text_config
+from onboard.hf.young_fields import without_ignored
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling_params import SamplingParams
@@ -155,6 +156,12 @@ class EquivalenceSuite:
     new_tokens: ClassVar[int] = 32
     divided_tokens: ClassVar[int] = 6
     """Of each prompt on several ranks."""
+
+    def __init_subclass__(cls) -> None:
+        """Leave out of the config what the installed transformers ignores."""
+        super().__init_subclass__()
+        if "config" in vars(cls):
+            cls.config = without_ignored(cls.config)
 
     @pytest.fixture(scope="class")
     @classmethod

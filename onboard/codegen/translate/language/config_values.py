@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.object_values import Config, Global
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name
 from onboard.codegen.translate.language.values import Code, Known, Mapping, Value
 from onboard.hf.config_field import config_field
+from onboard.hf.young_fields import young_default
 
 _TABLES = (dict, list, tuple, set, frozenset)
 _TEXT = {"lower", "upper", "strip", "startswith", "endswith"}
@@ -78,6 +79,17 @@ def of_field(expr: ast.expr, config: Any, frame: Frame) -> Setting | None:
     if type(value) is dict and all(map(_is_text, value)):
         return setting(expr, value)
     return None
+
+
+def plain_field(owner: ast.expr, attr: str, config: Any) -> Code:
+    """Return a field of the config, with the class's default where the class may lack the field in
+    another release of transformers.
+    """
+    default = young_default(config, attr)
+    if default is None:
+        return Code(attribute(owner, attr), static=True)
+    given = [owner, ast.Constant(attr), ast.Constant(default)]
+    return Code(call(name("getattr"), *given), static=True)
 
 
 def all_fields(expr: ast.expr, config: Any) -> Mapping:

@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.config_values import Setting, of_field
+from onboard.codegen.translate.language.config_values import Setting, of_field, plain_field
 from onboard.codegen.translate.language.expressions import branch_types
 from onboard.codegen.translate.language.expressions.module_lists import attribute_of_list
 from onboard.codegen.translate.language.expressions.usual_names import usual_item, usual_name
@@ -232,7 +232,7 @@ def _of_config(owner: Config, attr: str, frame: Frame) -> Value:
     # Other fields may differ from layer to layer
     if (part := _part(obj, attr, frame)) is not None:
         return Config(attribute(expr, attr), part)
-    return of_field(attribute(expr, attr), obj, frame) or Code(attribute(expr, attr), static=True)
+    return of_field(attribute(expr, attr), obj, frame) or plain_field(expr, attr, obj)
 
 
 def _part(config: Any, attr: str, frame: Frame) -> PretrainedConfig | None:
