@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ def _spec(
     check_keys_beside(tiny, recordings, blocks)
     if not recordings[0].attention or repository.is_installed(full.model_type):
         blocks += mask_blocks(tiny)  # that transformers' own functions make is known
-    whole = _without_memory(full)
+    whole = _without_memory(full, tiny)
     kinds = layer_kinds(
         whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind in MIXTURES}, eager
     )
@@ -264,9 +265,11 @@ def _repeated(tiny: nn.Module, recording: Recording) -> dict[str, Trait]:
     return {} if found is None else {"repeated_tokens": found}
 
 
-def _without_memory(config: PretrainedConfig) -> nn.Module:
+def _without_memory(config: PretrainedConfig, tiny: Any) -> nn.Module:
+    """Return the whole model, its attention of the small one's classes."""
+    attention = tiny.config._attn_implementation
     with without_memory(computing=repository.is_installed(config.model_type)):
-        return build_reference(config)  # type: ignore[no-any-return]
+        return build_reference(deepcopy(config), attn_implementation=attention)  # type: ignore[no-any-return]
 
 
 def _parameters(model: nn.Module) -> int:

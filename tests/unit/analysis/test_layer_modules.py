@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.layer_modules import layer_kinds, with_modules
+from tests.support.odd_code import run_apart, save_odd
 
 
 class _Layer(nn.Module):
@@ -108,3 +110,52 @@ def test_layers_that_are_lists_of_modules_are_written_out_in_what_runs_them() ->
         found = with_modules(kind, model, recording, blocks)
         assert found.written_out is written_out
         assert found.modules == ({"0": "_Layer", "1": "_Head"} if written_out else {})
+
+
+_KINDS = """
+import json, sys
+from pathlib import Path
+from onboard.analysis.analyze import analyze
+from onboard.analysis.repository import install
+[folder] = map(Path, sys.argv[1:])
+config = json.loads((folder / "config.json").read_text())
+install(folder, config)
+spec = analyze(config, folder, model=folder.name, trust_remote_code=True)
+print("FOUND" + json.dumps({kind.name: kind.layers for kind in spec.layer_kinds}))
+"""
+
+
+def test_kinds_are_told_where_a_class_of_attention_is_chosen_by_the_implementation(
+    tmp_path: Path,
+) -> None:
+    head = """
+def attention_class(config):
+    return Attention if config._attn_implementation == "eager" else FusedAttention
+"""
+    folder = save_odd(tmp_path / "chosen", head=head)
+    code = folder / "modeling_odd.py"
+    text = code.read_text().replace(
+        "self.attn = Attention(config)",
+        "self.attn = attention_class(config)(config) if index % 2 else Shifted(config)",
+    )
+    text = text.replace(
+        "\nclass Block(",
+        """
+class FusedAttention(Attention):
+    pass
+
+
+class Shifted(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, x, position_ids):
+        return self.inner(F.pad(x, (0, 0, 1, -1)))
+
+
+class Block(""",
+    )
+    text = text.replace('base_model_prefix = "model"', "_supports_sdpa = True")
+    code.write_text(text)
+    assert run_apart(_KINDS, [folder]) == {"Shifted": [0, 2, 4], "Attention": [1, 3]}
