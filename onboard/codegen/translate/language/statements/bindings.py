@@ -118,20 +118,23 @@ def _assigned(node: ast.Global, source: ModuleSource) -> list[str]:
     """Return the names of `global a, b` that the function around assigns; it only reads others."""
     stored = {
         item.id
-        for item in ast.walk(_function_around(node, source))
+        for item in ast.walk(function_around(node, source))
         if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
     }
     return [key for key in node.names if key in stored]
 
 
-def _function_around(node: ast.stmt, source: ModuleSource) -> ast.FunctionDef:
+def function_around(node: ast.stmt, source: ModuleSource) -> ast.FunctionDef | ast.Module:
+    """Return the innermost function of a file that a statement is in; the file where it is none of
+    its own.
+    """
     around = [
         item
         for item in ast.walk(source.tree)
         if isinstance(item, ast.FunctionDef)
         and item.lineno <= node.lineno <= (item.end_lineno or 0)
     ]
-    return max(around, key=lambda item: item.lineno)
+    return max(around, key=lambda item: item.lineno, default=source.tree)
 
 
 def only_says(node: ast.If, frame: Frame) -> bool:
@@ -150,7 +153,7 @@ def only_says(node: ast.If, frame: Frame) -> bool:
     said = calls and all(ast.unparse(item).startswith(_SAYING) for item in calls)
     outer = [
         item
-        for item in ast.walk(_function_around(node, frame.source))
+        for item in ast.walk(function_around(node, frame.source))
         if isinstance(item, ast.Name) and id(item) not in inner and not _stores(item)
     ]
     later = {item.id for item in outer if item.lineno > node.lineno}

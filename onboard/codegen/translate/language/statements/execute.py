@@ -371,6 +371,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 changed = loop_changes.changed(node.target, start, frame.env)
                 ends = {key: frame.env.values[key] for key in changed}
                 filled = loop_changes.filled_dicts(start, frame.env)
+                left = loop_changes.left(node, start, frame.env, frame)
                 known: dict[str, Value] = {
                     key: value
                     for key in changed
@@ -388,6 +389,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         if not changed and not known:
             if body:
                 frame.emit(ast.For(_plain_target(node.target), iterable, body, []), node)
+                frame.env.values.update(left)
             frame.env.values.update(filled)
             return None
         frame.env.values.update(known)

@@ -9,6 +9,7 @@ from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import lists
+from onboard.codegen.translate.language.statements.bindings import function_around
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Code, Items, Unread, Value
 
@@ -36,6 +37,19 @@ def changed(target: ast.expr, start: Env, end: Env) -> list[str]:
     own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
     shared = [key for key in start.values if key in end.values and key not in own]
     return [key for key in shared if not start.values[key].equals(end.values[key])]
+
+
+def left(node: ast.For, start: Env, end: Env, frame: Frame) -> dict[str, Value]:
+    """Return the variables that a loop binds first, and that are read behind it: they are what its
+    last turn has left.
+    """
+    first: dict[str, tuple[int, bool]] = {}
+    for item in ast.walk(function_around(node, frame.source)):
+        if isinstance(item, ast.Name) and item.lineno > (node.end_lineno or node.lineno):
+            use = (item.lineno, isinstance(item.ctx, ast.Store))  # a line reads before it stores
+            first[item.id] = min(use, first.get(item.id, use))
+    new = end.values.keys() - start.values.keys()
+    return {key: end.values[key] for key in new if not first.get(key, (0, True))[1]}
 
 
 def widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
