@@ -126,10 +126,10 @@ def tokens(x: torch.Tensor) -> int:
 def summed(
     experts: Iterable[Any], x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Return the sum [tokens, hidden] over experts of what each makes of all tokens `x` [tokens,
+    """Return the sum [tokens, width] over experts of what each makes of all tokens `x` [tokens,
     hidden], times the weight that a token gives it in `weights` [tokens, choices] for its `indices`.
     """
-    mixed = torch.zeros_like(x)
+    mixed = x.new_zeros(())  # of any width
     for number, expert in enumerate(experts):
         share = (weights * (indices == number)).sum(dim=-1, keepdim=True)
         mixed = mixed + (expert(x) * share).masked_fill(share == 0, 0.0)

@@ -12,7 +12,7 @@ from onboard.codegen.translate.mechanisms import experts
 def test_the_sum_that_is_written_is_the_one_that_was_compared() -> None:
     names = ("number", "expert", "experts", "share", "indices", "x")
     given = {**{each: each for each in names}, "weights": "weights * "}
-    text = experts._SUM.format(result="mixed", base="torch.zeros_like(x)", **given)
+    text = experts._SUM.format(result="mixed", base="x.new_zeros(())", **given)
     definition = function_node(summed)
     assert definition is not None
     _, *compared, _ = definition.body  # without docstring and return

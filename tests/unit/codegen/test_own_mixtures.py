@@ -58,6 +58,12 @@ class Normed(nn.Module):
         return self.outward(F.normalize(F.relu(self.inward(x)) ** 3, dim=-1))
 
 
+class Wider(Normed):
+    def __init__(self, config):
+        super().__init__(config)
+        self.outward = nn.Linear(config.inner, config.width)
+
+
 class Scaled(Expert):
     def forward(self, x, share):
         return share * self.net(x)
@@ -193,6 +199,21 @@ OF_ANY_CLASS = """
             y.index_add_(0, here, expert(rows[here]) * share[here, place, None])
         return y.view_as(x)
 """
+OF_ANOTHER_WIDTH = """
+        self.width = config.width
+        self.experts = nn.ModuleList([Wider(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        share, chosen = self.gate(rows).sigmoid().topk(self.k, dim=-1)
+        y = torch.zeros((rows.shape[0], self.width), dtype=rows.dtype, device=rows.device)
+        for number, expert in enumerate(self.experts):
+            here, place = torch.where(chosen == number)
+            if here.numel() == 0:
+                continue
+            y.index_add_(0, here, expert(rows[here]) * share[here, place, None])
+        return y.view(*x.shape[:-1], -1)
+"""
 SCALED = """
         self.experts = nn.ModuleList([Scaled(config) for _ in range(config.experts)])
 
@@ -228,15 +249,31 @@ def _found(text: str, sizes: dict[str, Any], translate: Translate, x: torch.Tens
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_a_mixture_becomes_an_op(manner: str, translate: Translate) -> None:
-    text = HEAD + manner
     sizes = {"size": 8, "inner": random.choice((11, 12)), "experts": random.choice((4, 5))}
     print(sizes)
-    x = torch.randn(2, 9, 8)
+    text, x = HEAD + manner, torch.randn(2, 9, 8)
     found = _found(text, sizes, translate, x)
+    assert MANNERS[manner] in _computed(text, sizes, found, translate, x)
+
+
+def test_experts_of_a_class_that_is_seen_in_one_width_may_have_another(
+    translate: Translate,
+) -> None:
+    sizes = {"size": 8, "inner": 12, "experts": 5, "width": 8}
+    text, x = HEAD + OF_ANOTHER_WIDTH, torch.randn(2, 9, 8)
+    found = _found(text, sizes, translate, x)
+    for width in (8, 21):
+        forward = _computed(text, sizes | {"width": width}, found, translate, x)
+        assert "expert(rows) * share_1" in forward
+
+
+def _computed(
+    text: str, sizes: dict[str, Any], found: Any, translate: Translate, x: torch.Tensor
+) -> str:
+    """Return the forward that is generated of what was found; it must give what the text does."""
     assert found is not None
     mixtures = {"Toy": MixtureParameters.model_validate(found.parameters)}
     state, _, forward = translate(text, sizes, specialised=True, mixtures=mixtures)
-    assert MANNERS[manner] in forward
     parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
     head = "import torch.nn.functional as F\nimport onboard.ops"
     ours = _made("\n\n\n".join([head, *map(_written, parts), _written(state)]), sizes)
@@ -244,6 +281,7 @@ def test_a_mixture_becomes_an_op(manner: str, translate: Translate) -> None:
     ours.load_state_dict(theirs.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(ours(x), theirs(x))
+    return forward
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> lis
     """
     text = _SUM.format(
         result=found.result,
-        base=found.result if found.base else f"torch.zeros_like({found.x})",
+        base=found.result if found.base else f"{found.x}.new_zeros(())",
         experts=found.experts,
         weights=_times_weights(found),
         indices=_rows_of(found.indices, found),
