@@ -27,6 +27,7 @@ from onboard.codegen.translate.language.object_values import (
     Self,
     Super,
 )
+from onboard.codegen.translate.language.partial_classes import partial_class
 from onboard.codegen.translate.language.sequences import is_one_of, sequence_of
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import (
@@ -169,7 +170,11 @@ def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 
 def _partial(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    """Return a function of one argument that calls another one with further keywords."""
+    """Return a function of one argument that calls another one with further keywords, or a class of
+    modules with some of its arguments.
+    """
+    if (cls := partial_class(args)) is not None:
+        return cls
     given = config_values.as_constants(args, frame)
     function, *rest = given.positional
     if (

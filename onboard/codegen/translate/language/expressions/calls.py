@@ -52,6 +52,7 @@ from onboard.codegen.translate.language.object_values import (
     Self,
     Super,
 )
+from onboard.codegen.translate.language.partial_classes import Partial
 from onboard.codegen.translate.language.records import record
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
@@ -145,6 +146,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return _chosen(callee, args, frame)
         case Closure():
             return frame.translator.call_closure(callee, args, frame)
+        case Partial():
+            return call_value(callee.called, callee.whole(args), frame)
         case Method(owner=owner, name=attr):
             return _call_method(owner, attr, args, frame)
         case Code(expr=expr, static=static):

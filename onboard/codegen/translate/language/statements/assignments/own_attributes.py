@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.object_values import (
     PlainObject,
     Self,
 )
+from onboard.codegen.translate.language.partial_classes import Partial
 from onboard.codegen.translate.language.statements.assignments.kept import (
     is_cast,
     is_made_again,
@@ -68,7 +69,7 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     if isinstance(value, PlainObject):
         frame.translator.make_object(value, attr, frame)
         return
-    if isinstance(value, Closure | Unread | Output):
+    if isinstance(value, Closure | Partial | Unread | Output):
         own = of_itself(value, attr, frame) if isinstance(value, Closure) else value
         frame.env.values[f"self.{attr}"] = own
         return
