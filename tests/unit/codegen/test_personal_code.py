@@ -125,6 +125,8 @@ WORKED_OUT = RECORD.replace(
             self.odd = self.odd + self.kept
         if self.width == 4 and self.deep > 2:
             self.factor = self.odd / 2
+            self.factor += self.kept
+        self.factor *= 1 + self.width
 
 
 def next_multiple(n, k):
@@ -169,7 +171,7 @@ def test_an_object_with_what_is_not_of_the_config_is_no_record(translate: Transl
 @pytest.mark.parametrize(
     "odd",
     [
-        "self.odd += 1",
+        "self.odd += looping(self.width)",
         "self.odd = [self.odd for _ in range(3)][0]",
         "setattr(self, 'factor', 3.0)",
         "self.later = 3 if self.width else other",

@@ -64,6 +64,11 @@ class _Work(WithValues):
                 case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"))], value=value):
                     target = ast.unparse(statement.targets[0])
                     values = {**values, target: self.made(value, values)}
+                case ast.AugAssign(
+                    target=ast.Attribute(value=ast.Name(id="self")) as field, op=op, value=value
+                ):
+                    made = self.made(ast.BinOp(field, op, value), values)
+                    values = {**values, ast.unparse(field): made}
                 case ast.If():
                     test = self.made(statement.test, values)
                     ways = [self.run(way, values) for way in (statement.body, statement.orelse)]
