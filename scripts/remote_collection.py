@@ -17,7 +17,9 @@ model file that came of it, and has the repository's class judge the texts. It p
 model: onboarded, refused and why, or WRONG; "not as expected" where the table says otherwise, and
 then the exit code is 1. OLD_TRANSFORMERS is a folder with the transformers of the years, a folder
 each (`pip install --target $OLD_TRANSFORMERS/4.33 transformers==4.33.3`), and of what models need
-besides (einops, ...) in `common`; where it has no folder of a year, the installed one is taken.
+besides (einops, ...) in `common`, plain code in place of packages whose kernels need a GPU (fla's
+`chunk_simple_gla`, mamba_ssm's `rmsnorm_fn`); where it has no folder of a year, the installed one is
+taken.
 """
 
 from __future__ import annotations
