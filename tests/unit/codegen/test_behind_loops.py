@@ -51,6 +51,7 @@ SIZES = {"size": 8, "layers": 3}
         "x = layer(x)[0]",
         "x = x + layer.inner.weight.sum()",
         "more = more + 1\n        x = x * more",
+        "more += 1\n        x = x * more",
         "for layer in self.layers:\n            y, hidden = layer(x + hidden)\n        x = hidden",
     ],
 )

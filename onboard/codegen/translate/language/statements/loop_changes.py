@@ -44,9 +44,12 @@ def left(node: ast.For, start: Env, end: Env, frame: Frame) -> dict[str, Value]:
     last turn has left.
     """
     first: dict[str, tuple[int, bool]] = {}
-    for item in ast.walk(function_around(node, frame.source)):
+    nodes = list(ast.walk(function_around(node, frame.source)))
+    added = {id(item.target) for item in nodes if isinstance(item, ast.AugAssign)}
+    for item in nodes:
         if isinstance(item, ast.Name) and item.lineno > (node.end_lineno or node.lineno):
-            use = (item.lineno, isinstance(item.ctx, ast.Store))  # a line reads before it stores
+            stores = isinstance(item.ctx, ast.Store) and id(item) not in added
+            use = (item.lineno, stores)  # a line reads before it stores
             first[item.id] = min(use, first.get(item.id, use))
     new = end.values.keys() - start.values.keys()
     return {key: end.values[key] for key in new if not first.get(key, (0, True))[1]}
