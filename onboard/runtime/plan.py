@@ -195,7 +195,7 @@ def _counted(module: nn.Module, context: TransformContext, *, gpu: bool) -> Memo
     ((_, gm),) = graph_modules(module)
     left_out = context.left_out or Repeated(None)
     restore_experts(gm, left_out)
-    times = Occurrences(left_out.stack)
+    times = Occurrences.beside(left_out)
     times.check(gm)
     return MemoryPlan(
         cache=_cache_plan(gm, context, times),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 from torch import fx, nn
 
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
+from onboard.graph.export import few_rows
 from onboard.graph.export.layer_kinds import Repeated, UnlikeError, find_repeated, unbuilt
 from onboard.graph.transform import (
     BaseTransform,
@@ -73,14 +76,29 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
         from onboard.graph.export.stamp import StampError  # imports a computer algebra system
 
         stamp = self.config.stamp_layers
-        repeated = find_repeated(gm, self.config.num_moe_experts_for_export or 2) if stamp else None
+        few = self.config.num_moe_experts_for_export or 2
+        repeated = find_repeated(gm, few) if stamp else None
         try:
-            graph = self._export(gm, context, repeated)
-            context.left_out = None if self.config.complete else repeated
-            return graph
+            if stamp and not self.config.complete:
+                return self._counted(gm, context, repeated or Repeated(None), few)
+            return self._export(gm, context, repeated)
         except StampError as error:
             context.facts.append(f"every layer and expert was exported by itself: {error}")
             return self._export(gm, context, None)
+
+    def _counted(
+        self, gm: nn.Module, context: TransformContext, repeated: Repeated, few: int
+    ) -> nn.Module:
+        """Export a part, and of stacked experts a few where they allow it."""
+        stacks = few_rows.find_stacks(gm, few)
+        for context.left_out in (replace(repeated, stacks=stacks), repeated):
+            try:
+                with few_rows.few_rows(gm, context.left_out.stacks):
+                    return self._export(gm, context, context.left_out)
+            except UnlikeError:
+                if not context.left_out.stacks:
+                    raise
+        raise AssertionError("one of the two is exported or raises")
 
     def _export(
         self, gm: nn.Module, context: TransformContext, repeated: Repeated | None

@@ -74,12 +74,23 @@ class ExpertList:
 
 
 @dataclass(frozen=True)
+class ExpertStack:
+    """A module whose parameters have a row for each of `experts`, of which `kept` are exported."""
+
+    name: str
+    experts: int
+    kept: int
+
+
+@dataclass(frozen=True)
 class Repeated:
     """What of a model need not be exported, since it repeats what is."""
 
     stack: Stack | None
     experts: tuple[ExpertList, ...] = ()
     exported_experts: int = 0
+    """Of the lists."""
+    stacks: tuple[ExpertStack, ...] = ()
 
     def kept(self) -> dict[str, tuple[int, ...]]:
         """Return the entries to export of each list that is not exported in full."""

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
-from onboard.graph.export.layer_kinds import PATTERNS, Repeated, Stack, UnlikeError
+from onboard.graph.export.layer_kinds import PATTERNS, ExpertStack, Repeated, Stack, UnlikeError
 from onboard.graph.export.stamp import layer_of, stamp_experts
 from onboard.graph.weight_load.parameters import set_parameter
 
@@ -25,6 +25,12 @@ class Occurrences:
     """How often what is in a graph once is in the whole model."""
 
     stack: Stack | None
+    stacks: tuple[ExpertStack, ...] = ()
+
+    @classmethod
+    def beside(cls, left_out: Repeated | None) -> Occurrences:
+        """Return what stands for what was left out."""
+        return cls(left_out.stack, left_out.stacks) if left_out else cls(None)
 
     def of_layer(self, index: int | None) -> int:
         """Return how many layers an exported one stands for; None is what is outside of all
@@ -40,6 +46,12 @@ class Occurrences:
     def of_tensor(self, name: str) -> int:
         """Return how many tensors of the whole model one of the graph, by its name, stands for."""
         return self.of_layer(self.stack.index(name) if self.stack else None)
+
+    def of_rows(self, name: str) -> int:
+        """Return how many entries of such tensors one entry of the graph's tensor stands for."""
+        owner = name.rpartition(".")[0]
+        times = (each.experts // each.kept for each in self.stacks if each.name == owner)
+        return self.of_tensor(name) * next(times, 1)
 
     def of_caches(self, gm: fx.GraphModule, cache: CachedSequenceInterface) -> dict[str, int]:
         """Return how many caches of the whole model each cache of the graph stands for."""
@@ -100,13 +112,21 @@ def restore_experts(gm: fx.GraphModule, left_out: Repeated) -> None:
     """Give the stacked weights of experts, which are on the meta device, the size that those of all
     of them have.
 
-    Raises `UnlikeError` for experts whose weights are not stacked.
+    Raises `UnlikeError` for experts of a list whose weights are not stacked.
     """
     lists = {item.name: item.experts for item in left_out.experts}
+    stacks = {item.name: item.experts // item.kept for item in left_out.stacks}
     for name, parameter in list(gm.named_parameters()):
-        experts = lists.get(name.rpartition(".")[0])
-        if experts is not None and parameter.shape[0] == left_out.exported_experts:
-            whole = parameter.new_empty((experts, *parameter.shape[1:]))
-            set_parameter(gm, name, nn.Parameter(whole, requires_grad=False))
+        owner = name.rpartition(".")[0]
+        experts = lists.get(owner)
+        if owner in stacks:
+            _set_rows(gm, name, parameter, parameter.shape[0] * stacks[owner])
+        elif experts is not None and parameter.shape[0] == left_out.exported_experts:
+            _set_rows(gm, name, parameter, experts)
         elif experts is not None or any(name.startswith(f"{item}.") for item in lists):
             raise UnlikeError(f"{name} is the weight of one expert")
+
+
+def _set_rows(gm: fx.GraphModule, name: str, parameter: nn.Parameter, rows: int) -> None:
+    whole = parameter.new_empty((rows, *parameter.shape[1:]))
+    set_parameter(gm, name, nn.Parameter(whole, requires_grad=False))

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from onboard.graph.export.few_rows import check_stacks
 from onboard.graph.export.layer_kinds import PATTERNS, ExpertList, Repeated, Stack
 from onboard.graph.fx import attribute
 
@@ -53,6 +54,7 @@ def check_repeated(gm: fx.GraphModule, repeated: Repeated) -> None:
     """Raise `StampError` where `stamp` would; the graph stays as it is, that of a shorter model."""
     if repeated.stack:
         _patterns(gm, repeated.stack)
+    check_stacks(gm, repeated.stacks)
     exported = repeated.exported_experts
     stamp_experts(gm, [replace(item, experts=exported) for item in repeated.experts], exported)
 

@@ -64,7 +64,7 @@ def _divided_by(context: TransformContext, experts: int) -> Division:
     if context.left_out:
         add_experts(_graph(module), context.left_out)
     module = Pipeline(transforms[exported + 1 : at]).run(context, start=module)
-    times = Occurrences(context.left_out.stack if context.left_out else None)
+    times = Occurrences.beside(context.left_out)
     (count, whole), readers = _count(_graph(module), times), _readers(_graph(module))
     graph = _graph(Pipeline(transforms[at : at + 1]).run(context, start=module))
     return Division(
@@ -153,5 +153,5 @@ def _read(graph: fx.GraphModule) -> set[str]:
 def _count(graph: fx.GraphModule, times: Occurrences) -> tuple[int, int]:
     """Return how many weights the whole model reads, and their bytes."""
     names = _read(graph)
-    sizes = (times.of_tensor(name) * graph.get_parameter(name).nbytes for name in names)
+    sizes = (times.of_rows(name) * graph.get_parameter(name).nbytes for name in names)
     return sum(map(times.of_tensor, names)), sum(sizes)

