@@ -16,6 +16,7 @@ from onboard.gpu import device_memory, gigabytes
 from onboard.hub import OWN_CODE, has_weights, known_type
 from onboard.sources.language_part import part_of
 from onboard.untrusted.bounds import FILES
+from onboard.workflow.checkpoint.own_sizes import check_own_sizes
 from onboard.workflow.checkpoint.parameter_count import (
     ModelSize,
     build_on_meta,
@@ -88,9 +89,10 @@ class Gather(Phase):
 
 def _measure(folder: Path, tensors: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
     """Return the model's elements by dtype, and what is left out of a checkpoint with these
-    tensors.
+    tensors; raise `OnboardError` where transformers' own model fails at its sizes.
     """
     model = build_on_meta(folder)
+    check_own_sizes(model)
     counts = module_counts(model)
     return counts, check_fit(model, tensors) if tensors else []
 
