@@ -26,6 +26,7 @@ from onboard.hf.old import (
     attention_modules,
     flash_by_name,
     interfaces,
+    layer_outputs,
     names,
     own_configs,
     packages,
@@ -129,6 +130,7 @@ def _classes(
                 config_class = _config_class(survey, model_type)
             facts += rotary_forms.give_rotary_forms(PACKAGE)
             facts += attention_modules.give_attention_modules(PACKAGE)
+            facts += layer_outputs.give_tuples(PACKAGE)
             break
         except Exception as error:
             module = _not_found(error)

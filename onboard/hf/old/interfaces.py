@@ -212,6 +212,19 @@ def _head_mask_of_layers(self: Any, head_mask: Any, num_hidden_layers: int) -> N
     _refuse("a mask of heads")
 
 
+def _causal_mask(
+    self: Any, attention_mask: Any, input_tensor: Any, cache_position: Any = None,
+    past_key_values: Any = None, output_attentions: bool = False,
+) -> Any:  # fmt: skip
+    """Return the mask of all layers, with the window that transformers' models had in theirs."""
+    windowed = getattr(self.config, "sliding_window", None) is not None
+    if windowed and getattr(self.config, "use_sliding_window", True):
+        make = masking_utils.create_sliding_window_causal_mask
+    else:
+        make = masking_utils.create_causal_mask
+    return make(self.config, input_tensor, attention_mask, past_key_values=past_key_values)
+
+
 def _pruned(self: Any, heads_to_prune: Any) -> None:
     if heads_to_prune:
         _refuse("prune_heads()")
@@ -283,6 +296,7 @@ _MEMBERS: dict[type, dict[str, Any]] = {
         "_set_gradient_checkpointing": _nothing,
         "_init_weights": _nothing,
         "prune_heads": _pruned,
+        "_update_causal_mask": _causal_mask,
         "parallelize": _device_map,
         "deparallelize": _device_map,
         "all_tied_weights_keys": {},

@@ -1,0 +1,120 @@
+"""Decoder layers of transformers as they were before 4.54: they give a tuple, the hidden states first.
+
+A class of a repository whose forward takes them so, `layer(...)[0]`, has such layers; others have
+what transformers gives them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import cache, wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+_LAYERS = "transformers.models."
+
+
+class _GivingTuples:
+    """Laid over a class of layers of transformers."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor]:
+        """Return what the layer gives, in a tuple."""
+        return (super().forward(*args, **kwargs),)  # type: ignore[misc]
+
+
+def give_tuples(package: str) -> list[str]:
+    """Have the modules of a package, and those of transformers whose models their classes inherit
+    from, make layers that give tuples where the package's own forwards take them so; return what was
+    given.
+    """
+    own = [module for key, module in sys.modules.items() if key.startswith(f"{package}.")]
+    taking = [cls for module in own for cls in _classes(module) if _takes_apart(cls)]
+    homes = {sys.modules[base.__module__] for cls in taking for base in cls.__mro__}
+    given = {each for home in homes for each in _give(home) if home in own or _is_theirs(home)}
+    return [
+        f"{name} gives a tensor now; a stand-in gives a tuple, as before 4.54"
+        for name in sorted(given)
+    ]
+
+
+def _give(home: ModuleType) -> Iterator[str]:
+    """Put layers that give tuples in the place of a module's, one by one."""
+    for name, cls in list(vars(home).items()):
+        if _is_of(cls, GradientCheckpointingLayer) and _gives_tensor(cls):
+            setattr(home, name, giving_tuples(cls))
+            yield cls.__name__
+
+
+def _classes(module: ModuleType) -> Iterator[type[nn.Module]]:
+    """Yield a module's own classes that have a forward of their own."""
+    for cls in vars(module).values():
+        if _is_of(cls, nn.Module) and cls.__module__ == module.__name__ and "forward" in vars(cls):
+            yield cls
+
+
+def _is_of(cls: Any, base: type) -> bool:
+    return isinstance(cls, type) and issubclass(cls, base)
+
+
+def _is_theirs(home: ModuleType) -> bool:
+    return home.__name__.startswith(_LAYERS)
+
+
+@cache
+def giving_tuples(cls: Any) -> Any:
+    """Return a class of layers as it was; arguments have the names that they have there."""
+
+    @wraps(_GivingTuples.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor]:
+        return _GivingTuples.forward(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+    members = {"__module__": cls.__module__, "forward": forward}
+    return type(f"{cls.__name__}Tuple", (_GivingTuples, cls), members)
+
+
+def _gives_tensor(cls: Any) -> bool:
+    """Whether a class of layers is transformers' own, and gives a tensor."""
+    given = inspect.signature(cls.forward).return_annotation
+    is_theirs = cls.__module__.startswith(_LAYERS) and not issubclass(cls, _GivingTuples)
+    return is_theirs and given in (torch.Tensor, "torch.Tensor")
+
+
+def _takes_apart(cls: type[nn.Module]) -> bool:
+    """Whether the forward of a class takes the first item of what it calls the layers of a loop for."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(cls.forward))))
+    return any(_takes_first(item) for item in ast.walk(tree) if isinstance(item, ast.For))
+
+
+def _takes_first(loop: ast.For) -> bool:
+    """Whether a loop takes the first item of what it calls its variable for."""
+    own = {item.id for item in ast.walk(loop.target) if isinstance(item, ast.Name)}
+    given = {
+        ast.unparse(target)
+        for item in ast.walk(loop)
+        if isinstance(item, ast.Assign) and own & _named(item.value)
+        for target in item.targets
+        if isinstance(item.value, ast.Call)
+    }
+    return any(
+        isinstance(item, ast.Subscript)
+        and ast.unparse(item.slice) == "0"
+        and (ast.unparse(item.value) in given or _calls(item.value, own))
+        for item in ast.walk(loop)
+    )
+
+
+def _calls(expr: ast.expr, own: set[str]) -> bool:
+    return isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id in own
+
+
+def _named(expr: ast.expr) -> set[str]:
+    return {item.id for item in ast.walk(expr) if isinstance(item, ast.Name)}
