@@ -1,6 +1,6 @@
 """Wrappers: modules whose constructor is given another module, which their forward calls (`PreNorm(dim,
-fn)`). A class that is given modules of several classes becomes one class for each of these, for what
-the wrapper hands on differs.
+fn)`), or a class that it makes a module of (`Block(dim, norm_layer)`). A class that is
+given several classes becomes one class for each of these, for what the wrapper hands on differs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 from torch import nn
@@ -26,7 +26,7 @@ def class_given(cls: type, is_given: Callable[[str, type], bool]) -> type:
 
     Args:
         cls: the class that the code names.
-        is_given: whether a parameter of its constructor is a module of a class.
+        is_given: whether a parameter of its constructor is a module of a class, or that class.
     """
     for kind, own in _OWN.get(cls, {}).items():
         if all(is_given(parameter, part) for parameter, part in kind):
@@ -76,14 +76,23 @@ def _inside(kinds: list[tuple[nn.Module, _Kind]], found: Mapping[type, Any]) -> 
 
 def _kind(module: nn.Module) -> _Kind:
     cls: type = type(module)
-    parts = _kept(cls)
-    held = {name: getattr(module, attr, None) for attr, name in parts.items()}
-    return tuple((name, type(part)) for name, part in held.items() if isinstance(part, nn.Module))
+    held = {name: _class_of(getattr(module, attr, None)) for attr, name in _kept(cls).items()}
+    return tuple((name, part) for name, part in held.items() if part is not None)
+
+
+def _class_of(part: Any) -> type | None:
+    """Return the class of a module, or the class of modules that is kept itself."""
+    made = part.func if isinstance(part, partial) else part
+    if isinstance(made, type):
+        return made if issubclass(made, nn.Module) else None
+    return type(part) if isinstance(part, nn.Module) else None
 
 
 @cache
 def _kept(cls: type) -> dict[str, str]:
-    """Return the attributes that a constructor makes of its parameters as they are."""
+    """Return the attributes that a constructor makes of its parameters as they are, or of what a
+    call of them gives.
+    """
     found = find_method(cls, "__init__")
     if found is None or found[0].__module__.split(".")[0] == "torch":
         return {}
@@ -93,7 +102,7 @@ def _kept(cls: type) -> dict[str, str]:
         match statement:
             case ast.Assign(
                 targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)],
-                value=ast.Name(id=parameter),
+                value=ast.Name(id=parameter) | ast.Call(func=ast.Name(id=parameter)),
             ) if parameter in taken:
                 kept[attr] = parameter
     return kept

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.language.trees.syntax import (
@@ -42,8 +43,15 @@ class Global(Value):
         return True
 
     def fact(self) -> Value:
-        """Return whether branches may depend on it: a dtype is a setting."""
-        return Code(name("_"), static=isinstance(self.obj, torch.dtype))
+        """Return a class of modules itself; of others whether branches may depend on it: a dtype is
+        a setting.
+        """
+        return self if is_class(self) else Code(name("_"), static=isinstance(self.obj, torch.dtype))
+
+
+def is_class(value: Global) -> bool:
+    """Whether an object is a class of modules."""
+    return isinstance(value.obj, type) and issubclass(value.obj, nn.Module)
 
 
 @dataclass(frozen=True, eq=False)

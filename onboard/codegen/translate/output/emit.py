@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.forms import SEVERAL_ROWS, SHARED, TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
 from onboard.codegen.translate.language.object_values import Config, Instance
+from onboard.codegen.translate.language.partial_classes import parameter_of, spread
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.records import Record
@@ -197,12 +198,12 @@ def _init_text(
     init = state.init
     assert init is not None
     facts = translator.argument_facts["init", state.cls.__qualname__]
-    defaults = _kept_defaults(init, calls)
+    defaults, known = _kept_defaults(init, calls), spread(facts)
     parameters = ["self"]
     for key in init.parameters:
-        fact = facts.get(key)
+        fact = known.get(key)
         kind = _config_type(fact, translator) or _module_type(fact)
-        kind = kind or _annotation(init.node, key)
+        kind = kind or argument_types.of_module(*parameter_of(key, facts, init.node))
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
         if (
@@ -216,7 +217,7 @@ def _init_text(
         )
     code = _code(translator)
     made = with_plain_modules(with_joined_choices(init.body, only_called(code)), asked_of(code))
-    configs = (key for key in init.parameters if isinstance(facts.get(key), Config | Record))
+    configs = (key for key in init.parameters if isinstance(known.get(key), Config | Record))
     config = name(next(configs, "config"))
     body = [*made, *(_guard(item, config) for item in state.guards)]
     if state is top:
@@ -278,10 +279,6 @@ def _guard(condition: ast.expr, config: ast.Name) -> ast.stmt:
     text = ast.unparse(said).replace(f"{config.id}.", "").replace("self.", "")
     message = f"not covered: {text}" if denied else f"covered only with {text}"
     return ast.Assert(condition, ast.Constant(message))
-
-
-def _annotation(node: ast.FunctionDef, key: str) -> str:
-    return argument_types.of_module(node, key)
 
 
 def _tied(state: ClassState, translator: Translator, config: ast.Name) -> list[ast.stmt]:
@@ -358,7 +355,8 @@ def _tensor_annotation(
     if isinstance(fact, Code) and fact.form == SHARED:
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
     if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
-        return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
+        named = _is_named(routine.node, parameter)
+        return argument_types.of_module(routine.node, parameter) if named else "int"
     count = _unpacked(parameter, routine)
     if (
         not count

@@ -13,6 +13,7 @@ from copy import deepcopy
 from torch import nn
 
 from onboard.codegen.translate.language.object_values import ways_of
+from onboard.codegen.translate.language.partial_classes import spread
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.program.unused_modules import (
     attributes_read,
@@ -21,6 +22,7 @@ from onboard.codegen.translate.language.program.unused_modules import (
 )
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees import cleanup
+from onboard.codegen.translate.language.values import NONE
 
 
 def prune(translator: Translator) -> None:
@@ -57,7 +59,8 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     arguments = state.init.node.args
     named = [item.arg for item in (*arguments.args, *arguments.kwonlyargs)][1:]
     facts = translator.argument_facts.get(("init", state.cls.__qualname__), {})
-    names = list(dict.fromkeys((*named, *(facts if arguments.kwarg is not None else ()))))
+    taken = (*named, *(facts if arguments.kwarg is not None else ()))
+    names = [*spread({key: facts.get(key, NONE) for key in taken})]
     free = cleanup.free_names([*body, *_tests(state.guards)], live)
     own = translator.findings.recognised.get(state.cls.__name__)
     if state.inherits_init:

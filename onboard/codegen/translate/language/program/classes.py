@@ -51,7 +51,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     sets_attributes,
 )
 from onboard.codegen.translate.language.program.base_parameters import method_of
-from onboard.codegen.translate.language.program.constructors import constructor_of, module_made
+from onboard.codegen.translate.language.program.constructors import construct, constructor_of
 from onboard.codegen.translate.language.program.inline import (
     call_autograd,
     defaults,
@@ -73,7 +73,7 @@ from onboard.codegen.translate.language.statements.assignments import own_attrib
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Value
+from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 
 class Translator(Program):
@@ -213,14 +213,7 @@ class Translator(Program):
 
     def construct(self, cls: type, args: Args) -> Instance:
         """Return the module that `cls(*args)` makes."""
-        found = constructor_of(cls, self.specialised)
-        if found is None or args.stars:
-            raise Untranslatable(f"the constructor of {cls.__name__}")
-        bound, rest = bind(found[1], args, method=True)
-        vararg = found[1].args.vararg
-        if vararg is not None and not bound.pop(vararg.arg).equals(Items(())):
-            raise Untranslatable(f"a constructor of {cls.__name__} with *{vararg.arg}")
-        return module_made(cls, bound, rest)
+        return construct(self, cls, args)
 
     def has_method(self, cls: type, attr: str) -> bool:
         """Whether a class has a method that is translated from its source."""

@@ -1,4 +1,6 @@
-"""Constructors that pass what they are given on to their base: `super().__init__(*args, **kwargs)`."""
+"""Constructor calls; constructors that pass what they are given on to their base:
+`super().__init__(*args, **kwargs)`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,14 @@ from functools import cache
 from torch import nn
 
 from onboard.analysis.blocks.wrapper_classes import class_given
-from onboard.analysis.source import find_method
-from onboard.codegen.translate.language.object_values import Instance, Made, ModuleList
-from onboard.codegen.translate.language.trees.syntax import name
-from onboard.codegen.translate.language.values import Value
+from onboard.analysis.source import find_method, module_source
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.frame import Frame, Program
+from onboard.codegen.translate.language.object_values import Global, Instance, Made, ModuleList
+from onboard.codegen.translate.language.partial_classes import Partial, class_of, spread
+from onboard.codegen.translate.language.program.argument_facts import bind, default_nodes
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import Items, Value
 
 _Found = tuple[type, ast.FunctionDef]
 
@@ -96,7 +102,24 @@ def _has_parameters(base: type) -> bool:
     )
 
 
-def module_made(cls: type, bound: dict[str, Value], rest: dict[str, Value]) -> Instance:
+def construct(translator: Program, cls: type, args: Args) -> Instance:
+    """Return the module that `cls(*args)` makes."""
+    found = constructor_of(cls, translator.specialised)
+    if found is None or args.stars:
+        raise Untranslatable(f"the constructor of {cls.__name__}")
+    owner, node = found
+    bound, rest = bind(node, args, method=True)
+    vararg = node.args.vararg
+    if vararg is not None and not bound.pop(vararg.arg).equals(Items(())):
+        raise Untranslatable(f"a constructor of {cls.__name__} with *{vararg.arg}")
+    if translator.specialised:
+        source = module_source(owner.__module__)
+        bound = _default_classes(node, Frame(translator, source, "function")) | bound
+        _refuse_clash(node, bound)
+    return _module_made(cls, bound, rest)
+
+
+def _module_made(cls: type, bound: dict[str, Value], rest: dict[str, Value]) -> Instance:
     """Return the module that a class makes of arguments, those for `**kwargs` apart; a wrapper is
     of the class that it has with what it is given.
     """
@@ -105,11 +128,33 @@ def module_made(cls: type, bound: dict[str, Value], rest: dict[str, Value]) -> I
         match bound.get(parameter):
             case Instance(classes=classes):
                 return classes == (part,)
+            case Global() | Partial() as handed:
+                return class_of(handed) is part
             case ModuleList():
                 return issubclass(part, nn.ModuleList | nn.Sequential)
         return False
 
     cls = class_given(cls, is_given)
     given = bound | {key: value for key, value in rest.items() if value.is_static}
-    keywords = [ast.keyword(key, value.code()) for key, value in given.items()]
+    keywords = [ast.keyword(key, value.code()) for key, value in spread(given).items()]
     return Instance((Made(cls, bound | rest),), ast.Call(name(cls.__name__), [], keywords))
+
+
+def _default_classes(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
+    """Return the classes of modules that are defaults of a constructor, by parameter."""
+    made = {
+        key: frame.evaluate(item)
+        for key, item in default_nodes(node).items()
+        if not isinstance(item, ast.Constant)
+    }
+    return {key: value for key, value in made.items() if class_of(value) is not None}
+
+
+def _refuse_clash(node: ast.FunctionDef, bound: dict[str, Value]) -> None:
+    """Raise `Untranslatable` where a constructor has a name already that an argument of a partial
+    class gets.
+    """
+    named = {item.arg for item in ast.walk(node) if isinstance(item, ast.arg)}
+    named |= {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+    if clash := named & (spread(bound).keys() - bound.keys()):
+        raise Untranslatable(f"a constructor with {min(clash)} besides a partial class")
