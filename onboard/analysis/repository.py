@@ -23,10 +23,8 @@ from onboard.errors import OnboardError
 from onboard.hf import given_inputs
 from onboard.hf.json_floats import json_floats
 from onboard.hf.old import (
-    attention_modules,
     flash_by_name,
     interfaces,
-    layer_outputs,
     names,
     own_configs,
     packages,
@@ -34,6 +32,7 @@ from onboard.hf.old import (
 )
 from onboard.hf.old.given_logits import given_by
 from onboard.hf.old.gone import GoneModule, importing
+from onboard.hf.old.layers import attention_modules, layer_outputs
 from onboard.hf.parameters_on import without_memory
 from onboard.hub import known_type, with_own_type
 

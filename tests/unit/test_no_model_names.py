@@ -42,7 +42,7 @@ FIELD_PREFIXES = {"mamba"}
 models.
 """
 IMPORTED = {
-    "onboard/hf/old/attention_modules.py": {"llama"},
+    "onboard/hf/old/layers/attention_modules.py": {"llama"},
     "onboard/hf/old/rotary_forms.py": {"llama", "Llama"},
 }
 """Files that stand in for an interface of older transformers, and the model whose functions that

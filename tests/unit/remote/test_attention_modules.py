@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from onboard.analysis.source import find_method, location
 from onboard.errors import OnboardError
-from onboard.hf.old.attention_modules import HeadForms, give_attention_modules, turning
+from onboard.hf.old.layers.attention_modules import HeadForms, give_attention_modules, turning
 
 TURNING = turning(LlamaAttention)
 

@@ -18,7 +18,7 @@ from transformers.models.llama import modeling_llama
 
 from onboard.analysis.source import find_method
 from onboard.hf.old.interfaces import restore_old_interfaces
-from onboard.hf.old.layer_outputs import give_tuples
+from onboard.hf.old.layers.layer_outputs import give_tuples
 
 _HEIR = """
 import torch

@@ -143,11 +143,19 @@ def _module_made(cls: type, bound: dict[str, Value], rest: dict[str, Value]) -> 
 def _default_classes(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
     """Return the classes of modules that are defaults of a constructor, by parameter."""
     made = {
-        key: frame.evaluate(item)
+        key: _value_of_default(item, frame)
         for key, item in default_nodes(node).items()
-        if not isinstance(item, ast.Constant)
+        if isinstance(item, ast.Name | ast.Attribute | ast.Call)
     }
-    return {key: value for key, value in made.items() if class_of(value) is not None}
+    return {key: value for key, value in made.items() if value and class_of(value) is not None}
+
+
+def _value_of_default(node: ast.expr, frame: Frame) -> Value | None:
+    """Return a default; None for one that is no class of modules, since it has no translation."""
+    try:
+        return frame.evaluate(node)
+    except Untranslatable:
+        return None
 
 
 def _refuse_clash(node: ast.FunctionDef, bound: dict[str, Value]) -> None:

@@ -1,0 +1,1 @@
+"""Modules of transformers' models as they were, for code that calls them so."""
