@@ -216,13 +216,24 @@ def _causal_mask(
     self: Any, attention_mask: Any, input_tensor: Any, cache_position: Any = None,
     past_key_values: Any = None, output_attentions: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the mask of all layers, with the window that transformers' models had in theirs."""
-    windowed = getattr(self.config, "sliding_window", None) is not None
-    if windowed and getattr(self.config, "use_sliding_window", True):
-        make = masking_utils.create_sliding_window_causal_mask
-    else:
-        make = masking_utils.create_causal_mask
-    return make(self.config, input_tensor, attention_mask, past_key_values=past_key_values)
+    """Return the mask of all layers, with the window that transformers' models had in theirs; where
+    layers are of several kinds, each made its own of it.
+    """
+    kinds = set(getattr(self.config, "layer_types", None) or ())
+    if len(kinds) > 1:
+        Gone(
+            f"{type(self).__name__}._update_causal_mask", "Make masks as transformers 5 does"
+        ).refuse()
+    windowed = kinds == {"sliding_attention"} if kinds else bool(_window(self.config))
+    make = "create_sliding_window_causal_mask" if windowed else "create_causal_mask"
+    return vars(masking_utils)[make](
+        self.config, input_tensor, attention_mask, past_key_values=past_key_values
+    )
+
+
+def _window(config: Any) -> int | None:
+    given: int | None = getattr(config, "sliding_window", None)
+    return given if getattr(config, "use_sliding_window", True) else None
 
 
 def _pruned(self: Any, heads_to_prune: Any) -> None:

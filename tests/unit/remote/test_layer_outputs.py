@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig
+from transformers import Gemma2Config, LlamaConfig, MistralConfig
 from transformers.models.llama import modeling_llama
 
 from onboard.analysis.source import find_method
+from onboard.errors import OnboardError
 from onboard.hf.old.interfaces import restore_old_interfaces
 from onboard.hf.old.layers.layer_outputs import give_tuples
 
@@ -107,3 +108,11 @@ def test_the_mask_of_all_layers_has_the_windows_that_the_config_has(
     distance = place[:, None] - place
     seen = (distance >= 0) & (distance < (window or 7))
     assert torch.equal(mask[0, 0] == 0, seen)
+
+
+def test_layers_of_several_kinds_are_not_given_one_mask(heirs: Any) -> None:
+    heirs(_APART)
+    model = modeling_llama.LlamaModel(_config())
+    model.config = _config(Gemma2Config, layer_types=["sliding_attention", "full_attention"])
+    with pytest.raises(OnboardError, match="_update_causal_mask, which is not here"):
+        model._update_causal_mask(None, torch.randn(1, 7, 32), torch.arange(7), None, False)
