@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, LlamaConfig, MistralConfig
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from onboard.analysis.source import find_method
 from onboard.errors import OnboardError
-from onboard.hf.old.interfaces import restore_old_interfaces
+from onboard.hf.old import interfaces
 from onboard.hf.old.layers.layer_outputs import give_tuples
 
 _HEIR = """
@@ -48,7 +48,9 @@ def heirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Import a package with an heir's code, as often as it is called."""
     monkeypatch.syspath_prepend(tmp_path)
     kept = dict(vars(modeling_llama))
-    restore_old_interfaces()
+    monkeypatch.setattr(
+        PreTrainedModel, "_update_causal_mask", interfaces._causal_mask, raising=False
+    )
 
     def imported(take: str) -> ModuleType:
         (tmp_path / "heirs_of_layers").mkdir()
