@@ -13,7 +13,14 @@ import onboard.ops  # noqa: F401
 from onboard.ops.collectives import triton_long_sum
 from onboard.ops.collectives.triton_long_sum import Norm, long_sum, long_sum_and_norm
 from onboard.parallel.peer_memory import PeerMemory
-from tests.unit.ops.interpreted_peer_sum import in_order, memory_of, on_ranks, seed, summands
+from tests.unit.ops.interpreted_peer_sum import (
+    check_norm,
+    in_order,
+    memory_of,
+    on_ranks,
+    seed,
+    summands,
+)
 
 __all__ = ["seed"]
 
@@ -69,13 +76,7 @@ def norms(rank: int, addresses: Sequence[int], wide: bool, dtype: torch.dtype, s
         out, total = torch.empty_like(residual), torch.empty_like(residual)
         norm = Norm(total, weight, 1e-5, dtype, wide)
         assert long_sum_and_norm(out, parts[rank], residual, memory, norm)
-        limit = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
-        wanted = in_order(parts) + residual.float()
-        assert (total.float() - wanted).abs().max() <= limit * wanted.abs().max()
-        exact = total.double()
-        scale = (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-        normed = exact * scale * weight.double()
-        assert (out.double() - normed).abs().max() <= 2 * limit * normed.abs().max()
+        check_norm(out, total, in_order(parts) + residual.float(), weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

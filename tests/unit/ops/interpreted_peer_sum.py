@@ -127,6 +127,16 @@ def test_parts_are_concatenated_on_every_rank(
     assert on_ranks(world, gathers, programs, dtype, seed) == [0] * world
 
 
+def check_norm(out: Tensor, total: Tensor, wanted: Tensor, weight: Tensor) -> None:
+    """Hold a sum against the wanted one, and its RMSNorm against float64 of that sum."""
+    limit = 1e-6 if out.dtype == torch.float32 else 4 * torch.finfo(out.dtype).eps
+    assert (total.float() - wanted).abs().max() <= limit * wanted.abs().max()
+    exact = total.double()
+    scale = (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    normed = exact * scale * weight.double()
+    assert (out.double() - normed).abs().max() <= 2 * limit * normed.abs().max()
+
+
 def norms(rank: int, addresses: Sequence[int], wide: bool, dtype: torch.dtype, seed: int) -> None:
     memory, world = memory_of(rank, addresses), len(addresses)
     for count in range(ROUNDS):
@@ -138,13 +148,7 @@ def norms(rank: int, addresses: Sequence[int], wide: bool, dtype: torch.dtype, s
             out, total, parts[rank], residual, weight, 1e-5, memory, dtype=dtype, wide=wide
         )
         assert done
-        limit = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
-        wanted = in_order(parts) + residual.float()
-        assert (total.float() - wanted).abs().max() <= limit * wanted.abs().max()
-        wide_total = total.double()
-        scale = (wide_total.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-        normed = wide_total * scale * weight.double()
-        assert (out.double() - normed).abs().max() <= 2 * limit * normed.abs().max()
+        check_norm(out, total, in_order(parts) + residual.float(), weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
