@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from tests.unit.codegen.test_own_code import _made, _written
+from tests.unit.codegen.test_own_code import _made, _with_parts
 
 Translate = Callable[..., tuple[Any, str, str]]
 
@@ -60,8 +60,7 @@ def test_what_the_last_turn_of_a_loop_has_left_is_read_behind_it(
 ) -> None:
     text = LAYERS.replace("BEHIND", behind)
     state, _, _ = translate(text, SIZES, specialised=True)
-    parts = [each for each in state.translator.states.values() if each.cls is not state.cls]
-    ours, theirs = _made("\n\n".join(map(_written, [*parts, state])), SIZES), _made(text, SIZES)
+    ours, theirs = _made(_with_parts(state), SIZES), _made(text, SIZES)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 3, 8)
     torch.testing.assert_close(ours(x), theirs(x))

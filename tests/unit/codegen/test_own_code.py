@@ -314,6 +314,13 @@ def _written(state: Any) -> str:
     return "\n".join(lines)
 
 
+def _with_parts(state: Any) -> str:
+    """Return what is left of a class and of those that it makes modules of."""
+    states = state.translator.states.values()
+    parts = [each for each in states if each.cls is not state.cls]
+    return "\n\n".join(map(_written, [*parts, state]))
+
+
 def test_what_asks_for_a_class_of_outputs_or_for_a_package_is_decided(
     translate: Translate,
 ) -> None:

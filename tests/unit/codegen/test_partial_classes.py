@@ -10,7 +10,7 @@ import torch
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.output.emit import _class_text, _constructor_calls
-from tests.unit.codegen.test_own_code import _made, _written
+from tests.unit.codegen.test_own_code import _made, _with_parts
 
 Translate = Callable[..., tuple[Any, str, str]]
 
@@ -58,10 +58,9 @@ def test_a_class_with_some_arguments_makes_modules_with_all(
     text = NORMED.replace("MADE", made)
     state, init, _ = translate(text, SIZES, specialised=True)
     assert "partial" not in init
-    parts = [each for each in state.translator.states.values() if each.cls is not state.cls]
     head = "from torch.nn import LayerNorm\n"
     ours, theirs = (
-        _made(head + "\n\n".join(map(_written, [*parts, state])), SIZES),
+        _made(head + _with_parts(state), SIZES),
         _made(text, SIZES),
     )
     ours.load_state_dict(theirs.state_dict())
@@ -147,8 +146,7 @@ def _handed(
     text = IMPORTED + text.replace("BODY", body).replace("DEFAULT", default)
     text = text.replace("FIRST", first).replace("LAST", last)
     state, _, _ = translate(text, SIZES, specialised=True)
-    parts = [each for each in state.translator.states.values() if each.cls is not state.cls]
-    written = "\n\n".join(map(_written, [*parts, state]))
+    written = _with_parts(state)
     head = "from torch.nn import LayerNorm\n"
     ours, theirs = _made(head + written, SIZES), _made(text, SIZES)
     for parameter in theirs.parameters():
