@@ -133,10 +133,14 @@ def _attend_tiles(
     oldest = low
     if WINDOW is not None or CHUNK is not None:
         oldest = _oldest_key(tl.min(position, 0), WINDOW, CHUNK)
+    n = low + tl.arange(0, BLOCK_N)
+    page = tl.load(table_ptr + n // PAGE, mask=(n < high) & (n >= oldest), other=0).to(tl.int64)
     for tile in range(low, high, BLOCK_N):
         n = tile + tl.arange(0, BLOCK_N)
         stored = (n < high) & (n >= oldest)
-        page = tl.load(table_ptr + n // PAGE, mask=stored, other=0).to(tl.int64)
+        # Where the next keys are is known by the time that they are asked for
+        then = n + BLOCK_N
+        next_page = tl.load(table_ptr + then // PAGE, mask=then < high, other=0).to(tl.int64)
         place = page * k_stride_page + (n % PAGE) * k_stride_slot
         inside = stored[:, None] & (channel < DIM)[None, :]
         keys = tl.load(k_ptr + place[:, None] + channel[None, :], mask=inside, other=0.0).to(
@@ -165,7 +169,7 @@ def _attend_tiles(
         mixed = tl.dot(
             weights.to(query.dtype), values, mixed * decay[:, None], input_precision="ieee"
         )
-        peak = new_peak
+        peak, page = new_peak, next_page
     return peak, total, mixed
 
 

@@ -41,9 +41,10 @@ PROGRAMS_PER_PROCESSOR = 4
 """Decode programs for each multiprocessor: enough loads in flight, and sequences of unlike lengths
 even out.
 """
-FEW_SPLITS = 4
-"""Shares of a sequence's keys of which half as many in longer tiles take less time, measured on
-compute capability 9.0 with 2 to 8 key heads of 128 channels and 4 or 8 query heads on each.
+HALVED = {1: (64, 2), 2: (64, 4), 4: (128, 2), 8: (64, 3), 16: (64, 3)}
+"""Shares of a sequence's keys of which half as many take less time, with so many keys a tile and so
+many stages of loads; measured on compute capability 9.0 with 2 to 8 key heads of 128 channels, 4 or 8
+query heads on each, and 8 to 64 sequences.
 """
 INVARIANT_ROWS = 64
 """Rows of every tile where results may not depend on the batch: the fewest that use the same
@@ -102,9 +103,9 @@ def _decode_tiles(
     most_rows, keys, stages = _fitting(channels, dtype)
     tile = min(most_rows, tile_width(rows))
     splits = splits_for(wanted // triton.cdiv(rows, tile), most_keys, keys, MOST_SPLITS)
-    if splits <= FEW_SPLITS and tile == 16 and dtype != torch.float32 and channels <= 128:
-        # Fewer, longer waits where programs are many, and half as many of them
-        splits, keys, stages = (1, 64, 2) if splits == 1 else (splits // 2, 128, 2)
+    if splits in HALVED and tile == 16 and dtype != torch.float32 and channels <= 128:
+        keys, stages = HALVED[splits]
+        splits = max(1, splits // 2)
     return _Tiles(tile, keys, _warps(tile, channels, dtype), stages), splits
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from onboard.ops.collectives.triton_peer_sum import memory_of
 from onboard.ops.triton.launch import TYPES, overlaps, power_of_two
 from onboard.ops.triton.overlap import wait_for_inputs
-from onboard.parallel.peer_memory import WORD, PeerMemory, Region
+from onboard.parallel.peer_memory import PeerMemory, Region
 
 PROGRAMS = 256
 """Programs of a kernel, all of which run at once: each waits for the one of its number elsewhere."""
@@ -53,14 +53,8 @@ def raise_flags(
     """Tell every other rank that what this program has sent so far is there."""
     tl.debug_barrier()  # all threads have stored
     for hop in tl.static_range(1, WORLD):
-        flags = memory_of(addresses_ptr, (RANK + hop) % WORLD)
+        flags = memory_of(addresses_ptr, (RANK + hop) % WORLD, tl.int64)
         tl.atomic_xchg(flags + place, value, sem="release", scope="sys")
-
-
-@triton.jit
-def inbox_of(addresses_ptr, rank, DTYPE: tl.constexpr):
-    """Return where the elements begin that a rank is sent."""
-    return tl.multiple_of(memory_of(addresses_ptr, rank).to(tl.pointer_type(DTYPE)), 16)
 
 
 @triton.jit
@@ -94,7 +88,7 @@ def send_parts(
         peer = (RANK + hop) % WORLD
         start = (turn * WORLD + peer).to(tl.int64) * SIZE
         inside = (column < SIZE) & (start + column < size)
-        box = inbox_of(addresses_ptr, peer, DTYPE) + RANK * step + turn * SIZE
+        box = memory_of(addresses_ptr, peer, DTYPE) + RANK * step + turn * SIZE
         tl.store(box + column, tl.load(x_ptr + start + column, mask=inside), mask=inside)
 
 
@@ -106,7 +100,7 @@ def sum_of_parts(
 ):  # fmt: skip
     """Return this rank's row of a turn, added up in the order of ranks."""
     total = tl.zeros((BLOCK,), tl.float32)
-    own = inbox_of(addresses_ptr, RANK, DTYPE) + turn * SIZE
+    own = memory_of(addresses_ptr, RANK, DTYPE) + turn * SIZE
     for source in tl.static_range(WORLD):
         if source == RANK:
             total += tl.load(x_ptr + start + column, mask=inside, other=0.0).to(tl.float32)
@@ -124,7 +118,7 @@ def send_sum(
 ):  # fmt: skip
     """Send this rank's row of a turn to all others."""
     for hop in tl.static_range(1, WORLD):
-        box = inbox_of(addresses_ptr, (RANK + hop) % WORLD, DTYPE) + (WORLD + RANK) * step
+        box = memory_of(addresses_ptr, (RANK + hop) % WORLD, DTYPE) + (WORLD + RANK) * step
         tl.store(box + turn * SIZE + column, summed, mask=inside)
 
 
@@ -146,7 +140,7 @@ def _long_sum_kernel(
     exchanges = tl.load(counts_ptr + program)
     before = exchanges.to(tl.int64) * SHARES
     column = tl.arange(0, BLOCK)
-    flags = memory_of(flags_ptr, RANK) + program
+    flags = memory_of(flags_ptr, RANK, tl.int64) + program
     for share in range(shares):
         for i in range(share * rounds, (share + 1) * rounds):
             send_parts(
@@ -170,7 +164,7 @@ def _long_sum_kernel(
             )  # fmt: skip
         place = (WORLD + RANK) * PROGRAMS + program
         raise_flags(flags_ptr, place, before + share + 1, RANK, WORLD)
-    sums = inbox_of(addresses_ptr, RANK, DTYPE) + WORLD * step
+    sums = memory_of(addresses_ptr, RANK, DTYPE) + WORLD * step
     for share in range(shares):
         for hop in tl.static_range(1, WORLD):
             raised(flags + (WORLD + (RANK + hop) % WORLD) * PROGRAMS, before + share + 1, gone_ptr)
@@ -244,11 +238,11 @@ def _exchange(
     norm: Norm | None,
 ) -> bool:
     """Exchange rows of `size` elements, as many at a time as there is room for."""
-    region = memory.region(MOST_BYTES // (memory.world_size * PROGRAMS * WORD.itemsize), PROGRAMS)
-    flags = memory.region(1, PROGRAMS)
+    region = memory.region(MOST_BYTES // (memory.world_size * PROGRAMS), PROGRAMS)
+    flags = memory.region(torch.int64.itemsize, PROGRAMS)  # below zero at first, and counted from 1
     if region is None or flags is None:
         return False
-    step = region.words * PROGRAMS * WORD.itemsize // x.element_size()
+    step = region.elements(x)
     most = step // size * memory.world_size * size
     if most == 0:
         return False

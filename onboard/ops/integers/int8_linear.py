@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.library import register_op
+from onboard.ops.linear.fp8_linear import scales_of
 from onboard.ops.linear.fused import torch_silu_and_mul
 from onboard.ops.norm.norm import torch_rmsnorm
 
 HALF_RANGE = 127.5
 """What a token's largest magnitude is to become: half of the range of -128 .. 127."""
-SMALLEST_SCALE = 1e-12
-"""Of a token of zeros."""
 
 
 def quantise_int8_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -27,7 +26,7 @@ def quantise_int8_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, 
     """
     x = x.float()
     if scale is None:
-        scales = (x.abs().amax(-1) / HALF_RANGE).clamp_min(SMALLEST_SCALE)
+        scales = scales_of(x.abs().amax(-1), HALF_RANGE)
     else:
         scales = scale.float().reshape(1).repeat(len(x))
     return (x / scales[:, None]).round().clamp(-128, 127).to(torch.int8), scales

@@ -19,6 +19,15 @@ BLOCK = 128
 LARGEST = 448.0
 """Of float8_e4m3fn."""
 SMALLEST_SCALE = 1e-12
+"""Of a token of zeros."""
+
+
+def scales_of(largest: Tensor, most: float) -> Tensor:
+    """Return the scales with which the largest magnitudes become `most`, not below
+    `SMALLEST_SCALE`.
+    """
+    # A tensor divides; by a number a GPU multiplies with its rounded reciprocal
+    return (largest / largest.new_full((), most)).clamp_min(SMALLEST_SCALE)
 
 
 def quantise_rows(x: Tensor, how: str, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -35,7 +44,7 @@ def quantise_rows(x: Tensor, how: str, scale: Tensor | None = None) -> tuple[Ten
     grouped = x.unsqueeze(1)
     if how == "group":
         grouped = F.pad(x, (0, -x.shape[1] % BLOCK)).view(len(x), -1, BLOCK)
-    scales = (grouped.abs().amax(-1) / LARGEST).clamp_min(SMALLEST_SCALE)
+    scales = scales_of(grouped.abs().amax(-1), LARGEST)
     codes = (grouped / scales.unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     codes = codes.flatten(1)[:, : x.shape[1]]
     return codes, scales if how == "group" else scales[:, 0]

@@ -22,7 +22,7 @@ from onboard.ops.collectives.triton_peer_sum import (
     peer_sum_and_norm,
     two_shot_sum,
 )
-from onboard.parallel.peer_memory import WORD, PeerMemory, shared_bytes
+from onboard.parallel.peer_memory import ABSENT, PeerMemory, shared_bytes
 
 ROUNDS = 3
 """Exchanges of each size one after the other: halves of a region are used again from the third on."""
@@ -41,7 +41,7 @@ def on_ranks(world: int, job: Callable[..., None], *args: Any) -> list[int]:
     """Run a job in a process for each rank, with memory that all of them see; return exit codes."""
     # Of a fork, memory that is shared lies at one address in all processes
     memories = [
-        torch.zeros(shared_bytes(world) // WORD.itemsize, dtype=WORD).share_memory_()
+        torch.full((shared_bytes(world) // 2,), ABSENT, dtype=torch.int16).share_memory_()
         for _ in range(world)
     ]
     addresses = [each.data_ptr() for each in memories]
@@ -76,12 +76,21 @@ def in_order(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def with_what_memory_waits_with(parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Let the first elements be the patterns that nothing is sent as."""
+    for each in parts:
+        pattern = torch.full((2,), ABSENT, dtype=torch.int16)
+        each[:2] = pattern.view(each.dtype) if each.itemsize == 2 else pattern.view(each.dtype)[0]
+        each[2] = -0.0
+    return parts
+
+
 def sums(rank: int, addresses: Sequence[int], how: str, dtype: torch.dtype, seed: int) -> None:
     memory, world = memory_of(rank, addresses), len(addresses)
     add = {"one": one_shot_sum, "two": two_shot_sum, "chosen": peer_sum}[how]
     for count in range(ROUNDS):
         for size in SIZES:
-            parts = summands(world, seed + count, size, dtype=dtype)
+            parts = with_what_memory_waits_with(summands(world, seed + count, size, dtype=dtype))
             total = add(parts[rank], memory)
             assert total is not None
             # The interpreter truncates where hardware rounds
@@ -170,6 +179,6 @@ def test_a_rank_whose_others_have_ended_waits_for_nobody() -> None:
 
 def test_memory_that_is_full_gives_no_region() -> None:
     memory = PeerMemory(0, [0, 0], torch.device("cpu"))
-    assert memory.region(2**10, 2**9) is not None
-    assert memory.region(2**14, 2**9) is None
-    assert memory.region(2**10, 2**9) is memory.region(2**10, 2**9)
+    assert memory.region(2**13, 2**9) is not None
+    assert memory.region(2**17, 2**9) is None
+    assert memory.region(2**13, 2**9) is memory.region(2**13, 2**9)
