@@ -14,12 +14,13 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from onboard.cache.step_buffer import CHOICE_NAMES
 from onboard.cache.token_masks import TokenMasks
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.ops import has_triton
+from onboard.ops.collectives.collectives import tell
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens
 from onboard.parallel.ranks import ALONE, Ranks
 
@@ -129,7 +130,7 @@ class LatestTokens:
         """Give all ranks the tokens that the first one has chosen, on the devices: the next step may
         be launched before any host knows them.
         """
-        distributed.broadcast(tokens, 0)
+        tell(tokens)
         if self._ranks.follows:
             self.by_slot[slots] = tokens.clamp(min=0)
 

@@ -67,15 +67,11 @@ def _mixture(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
 @_changed_by(aten.embedding)
 def _embedding(rewriting: Rewriting, node: Node, cuts: Mapping[str, Cut]) -> Node:
     """Look up the rank's tokens, and give zeros for those of others."""
-    [(start, stop)] = runs(cuts["v"].entries[rewriting.rank])
-    gm, ids, behind = rewriting.gm, arguments(node)["indices"], node.next
-    local = call(gm, node, aten.sub.Tensor, ids, start, like=node) if start else ids
-    inside = call(gm, node, aten.clamp.default, local, 0, stop - start - 1, like=node)
-    set_argument(node, "indices", inside)
-    set_argument(node, "padding_idx", -1)
-    is_own = call(gm, behind, aten.eq.Tensor, local, inside, like=node)
-    mask = call(gm, behind, aten.unsqueeze.default, is_own, -1, like=node)
-    return call(gm, behind, aten.mul.Tensor, node, mask, like=node)
+    [(start, _)] = runs(cuts["v"].entries[rewriting.rank])
+    given = arguments(node)
+    node.target = ops.embedding_of_rank.default
+    node.args, node.kwargs = (given["indices"], given["weight"], start), {}
+    return node
 
 
 @_changed_by(ops.torch_causal_conv1d)

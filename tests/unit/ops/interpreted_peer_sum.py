@@ -22,6 +22,7 @@ from onboard.ops.collectives.triton_peer_sum import (
     peer_sum_and_norm,
     two_shot_sum,
 )
+from onboard.ops.collectives.triton_rank_embedding import lookup
 from onboard.parallel.peer_memory import ABSENT, PeerMemory, shared_bytes
 
 ROUNDS = 3
@@ -134,6 +135,29 @@ def test_parts_are_concatenated_on_every_rank(
     world: int, programs: int, dtype: torch.dtype, seed: int
 ) -> None:
     assert on_ranks(world, gathers, programs, dtype, seed) == [0] * world
+
+
+def tells(rank: int, addresses: Sequence[int], seed: int) -> None:
+    memory = memory_of(rank, addresses)
+    for count in range(ROUNDS):
+        generator = torch.Generator().manual_seed(seed + count)
+        tokens = torch.randint(-1, 2**31, (2, 5), generator=generator)
+        told = peer_gather(tokens[rank].view(torch.float32), 0, memory)
+        assert told is not None
+        assert torch.equal(told.view(torch.int64), tokens.flatten())
+
+
+def test_token_ids_arrive_bit_by_bit(seed: int) -> None:
+    assert on_ranks(2, tells, seed) == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tokens_of_a_rank_are_looked_up(dtype: torch.dtype, seed: int) -> None:
+    table = summands(1, seed, 40, 1030, dtype=dtype)[0]
+    own, ids = table[10:25], torch.randint(0, 40, (2, 30))
+    wanted = torch.ops.onboard.embedding_of_rank(ids, own, 10)
+    assert torch.equal(wanted[(ids >= 10) & (ids < 25)], table[ids[(ids >= 10) & (ids < 25)]])
+    assert torch.equal(lookup(ids, own, 10), wanted)
 
 
 def check_norm(out: Tensor, total: Tensor, wanted: Tensor, weight: Tensor) -> None:

@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 import onboard.ops  # noqa: F401
 from onboard.ops.attention import triton_cached_attention as cached_attention
-from onboard.ops.collectives import triton_long_sum, triton_peer_sum
+from onboard.ops.collectives import triton_long_sum, triton_peer_sum, triton_rank_embedding
 from onboard.ops.convolution import triton_cached_causal_conv as cached_causal_conv
 from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
 from onboard.ops.experts import triton_moe as moe
@@ -75,7 +75,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(launch, "INTERPRETED", True)  # lets tensors on the CPU through
-    for launcher in (cached_attention, cached_mla, triton_long_sum, triton_peer_sum):
+    for launcher in (
+        cached_attention,
+        cached_mla,
+        triton_long_sum,
+        triton_peer_sum,
+        triton_rank_embedding,
+    ):
         monkeypatch.setattr(
             launcher, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True}
         )
@@ -136,9 +142,10 @@ def test_kernels_of_several_ranks(kernels: list[Any], world: int, dtype: torch.d
     assert triton_peer_sum.peer_sum_and_norm(out, total, rows, rows, weight, 1e-5, memory, **given)
     norm = triton_long_sum.Norm(total, weight, 1e-5, **given)
     assert triton_long_sum.long_sum_and_norm(out, rows, rows, memory, norm)
-    names = ("one_shot", "two_shot", "gather", "one_shot_norm", "long_sum")
+    triton_rank_embedding.lookup(torch.arange(3), weight.expand(5, -1).contiguous(), 2)
+    names = ("one_shot", "two_shot", "gather", "one_shot_norm", "long_sum", "lookup")
     assert_compiled(kernels, {f"_{name}_kernel" for name in names})
-    for kernel in kernels[-1], kernels[2]:  # sixteen bytes a store
+    for kernel in kernels[:-1]:  # sixteen bytes a store
         assert "st.global.v4" in kernel.asm["ptx"]
         assert "st.global.b16" not in kernel.asm["ptx"]
 

@@ -12,6 +12,7 @@ from torch import distributed
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
+from onboard.ops.collectives.collectives import tell
 from onboard.parallel.ranks import (
     ALONE,
     Ranks,
@@ -93,6 +94,27 @@ def test_parts_of_unequal_sizes_are_joined(two_ranks: Group, dim: int) -> None:
     expected = torch.cat([_part(rank, *shape) for rank, shape in enumerate(shapes)], dim=dim)
     for whole in two_ranks.run(_gathered, dim, SIZES):
         torch.testing.assert_close(whole, expected)
+
+
+def _told(tokens: list[int]) -> torch.Tensor:
+    own = torch.tensor(tokens) if current_ranks().rank == 0 else torch.zeros(len(tokens)).long()
+    tell(own)
+    return own
+
+
+def test_the_first_rank_tells_its_tokens(two_ranks: Group) -> None:
+    tokens = [5, -1, 2**20]
+    assert [told.tolist() for told in two_ranks.run(_told, tokens)] == [tokens, tokens]
+
+
+def test_parts_of_an_embedding_add_up_to_it() -> None:
+    table, ids = torch.randn(11, 6), torch.tensor([[0, 3, 4], [10, 4, 7]])
+    parts = [
+        torch.ops.onboard.embedding_of_rank(ids, table[first:last], first)
+        for first, last in ((0, 4), (4, 10), (10, 11))
+    ]
+    assert torch.equal(sum(parts), table[ids])  # type: ignore[arg-type]
+    assert torch.equal(parts[0][0, 2], torch.zeros(6))
 
 
 def test_one_rank_has_it_all() -> None:
