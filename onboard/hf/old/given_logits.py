@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -121,9 +121,8 @@ def _is_last_state(owner: torch.Tensor, index: Any) -> bool:
 
 def _with_logits(model: Any, output: Any) -> Any:
     """Return an output of transformers; where it is none, note the place of the logits in it."""
-    if hasattr(output, "logits"):  # of transformers, or a plain dataclass
-        plain = is_dataclass(output) and not isinstance(output, Mapping)
-        return CausalLMOutput(logits=output.logits) if plain else output
+    if hasattr(output, "logits"):  # of transformers, or any object that keeps them
+        return output if isinstance(output, Mapping) else CausalLMOutput(logits=output.logits)
     found = _given.setdefault(type(model), Given())
     if isinstance(output, torch.Tensor):
         found.place = _ITSELF

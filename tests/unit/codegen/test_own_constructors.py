@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -242,19 +244,81 @@ class _Plain:
     logits: torch.Tensor | None = None
 
 
-def test_logits_in_a_plain_dataclass_are_given_as_transformers_does() -> None:
+@pytest.mark.parametrize("kind", [_Plain, SimpleNamespace, Namespace])
+def test_logits_in_an_object_are_given_as_transformers_does(kind: Callable[..., Any]) -> None:
     logits = torch.randn(2, 5, 3)
 
     class Model:
         config = SimpleNamespace(vocab_size=3)
 
         @giving_logits
-        def forward(self, input_ids: torch.Tensor) -> _Plain:
-            return _Plain(logits=logits)
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            return kind(logits=logits)
 
     output = Model().forward(torch.zeros(2, 5, dtype=torch.int64))
     assert isinstance(output, CausalLMOutput)
     assert output.logits is logits
+
+
+ANSWERS = """
+import argparse
+from types import SimpleNamespace
+
+
+class Answer:
+    def __init__(self, first, second=None):
+        "What is found."
+        self.value = first
+        self.loss = second
+
+
+class Halved:
+    def __init__(self, first, second=None):
+        self.value = first / 2
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.size, config.size)
+
+    def found(self, x):
+        return MADE
+
+    def forward(self, x):
+        found = self.found(x)
+        return found.value if found.loss is None else found.loss
+"""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "Answer(self.inner(x))",
+        "Answer(second=None, first=self.inner(x))",
+        "SimpleNamespace(value=self.inner(x), loss=None)",
+        "argparse.Namespace(loss=None, value=self.inner(x))",
+    ],
+)
+def test_what_a_forward_returns_in_an_object_is_taken_by_its_names(
+    made: str, translate: Translate
+) -> None:
+    text = ANSWERS.replace("MADE", made)
+    state, _, _ = translate(text, {"size": 6}, specialised=True)
+    written = _written(state)
+    assert not {"Answer", "Namespace", "SimpleNamespace", "loss"} & set(re.findall(r"\w+", written))
+    ours, theirs = _made(written, {"size": 6}), _made(text, {"size": 6})
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_an_object_whose_constructor_computes_is_not_taken_for_what_it_is_given(
+    translate: Translate,
+) -> None:
+    text = ANSWERS.replace("MADE", "Halved(self.inner(x))").replace("found.loss is None", "True")
+    state, _, _ = translate(text, {"size": 6}, specialised=True)
+    assert "Halved(" in _written(state)  # a class that no generated file has
 
 
 NAMED_SUPER = """

@@ -17,7 +17,6 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
-from transformers.utils import ModelOutput
 
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args
@@ -307,16 +306,6 @@ def declares(config: object, attr: str) -> bool:
     return attr in fields or attr in cls.attribute_map or hasattr(cls, attr)  # type: ignore[attr-defined]
 
 
-def is_output(cls: object, frame: Frame) -> bool:
-    """Whether a class is a transformers output, or a dataclass that a forward of repositories' code
-    makes: what is given by names.
-    """
-    if not isinstance(cls, type) or issubclass(cls, ModelOutput):
-        return isinstance(cls, type)
-    makes = frame.translator.specialised and frame.kind != "init" and is_own(cls, frame)
-    return makes and dataclasses.is_dataclass(cls) and not hasattr(cls, "__post_init__")
-
-
 def named_tuple(cls: object, args: Args) -> Items | None:
     """Return the value of `cls(...)` for a class of named tuples; None for any other class."""
     names = getattr(cls, "_fields", None)
@@ -346,15 +335,6 @@ def is_plain(cls: object, frame: Frame) -> bool:
     package = type(frame.translator.model).__module__.split(".")[0]
     bases = [base.__module__.split(".")[0] for base in cls.__mro__[:-1]]
     return set(bases) == {package} and find_method(cls, "__init__") is not None
-
-
-def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Output:
-    """Return the value of `cls(...)` for an output class."""
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    names = [field.name for field in fields]
-    plain = [field for field in fields if isinstance(field.default, bool | int | float | str)]
-    defaults: dict[str, Value] = {field.name: Known(field.default) for field in plain}
-    return Output({**defaults, **dict(zip(names, positional, strict=False)), **keywords}, cls)
 
 
 def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) -> Value:

@@ -1,0 +1,85 @@
+"""What a forward returns by names: outputs of transformers, and objects of repositories' classes that
+do nothing but keep what they are given.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+from transformers.utils import ModelOutput
+
+from onboard.analysis.source import find_method
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.objects import is_own
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.program.argument_facts import (
+    bind,
+    default_fact,
+    default_nodes,
+)
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import Known, Output, Value
+
+_NAMESPACES = (Namespace, SimpleNamespace)
+_OF_EVERY_CLASS = {*vars(type("_", (), {})), "__init__", "__annotations__", "__repr__"}
+
+
+def output(cls: object, args: Args, frame: Frame) -> Output | None:
+    """Return the value of `cls(...)` for such a class; None for any other."""
+    if not isinstance(cls, type):
+        return None
+    if issubclass(cls, ModelOutput):
+        return _of_fields(cls, args)
+    if not frame.translator.specialised or frame.kind == "init" or args.stars:
+        return None
+    if cls in _NAMESPACES:
+        return None if args.positional else Output(dict(args.keywords), cls)
+    if not is_own(cls, frame):
+        return None
+    if dataclasses.is_dataclass(cls) and not hasattr(cls, "__post_init__"):
+        return _of_fields(cls, args)
+    return _of_constructor(cls, args)
+
+
+def _of_fields(cls: type, args: Args) -> Output:
+    """Return what a dataclass keeps."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    names = [field.name for field in fields]
+    plain = [field for field in fields if isinstance(field.default, bool | int | float | str)]
+    defaults: dict[str, Value] = {field.name: Known(field.default) for field in plain}
+    given = dict(zip(names, args.positional, strict=False))
+    return Output({**defaults, **given, **args.keywords}, cls)
+
+
+def _of_constructor(cls: type, args: Args) -> Output | None:
+    """Return what a class keeps that has nothing but a constructor, `self.logits = logits`."""
+    found = find_method(cls, "__init__")
+    if cls.__bases__ != (object,) or found is None or not vars(cls).keys() <= _OF_EVERY_CLASS:
+        return None
+    try:
+        bound, rest = bind(found[1], args, method=True)
+        defaults = {key: default_fact(node) for key, node in default_nodes(found[1]).items()}
+    except Untranslatable:
+        return None
+    kept = [_kept(statement, defaults | bound) for statement in found[1].body]
+    if rest or None in kept:
+        return None
+    return Output({key: value for each in kept if each for key, value in each.items()}, cls)
+
+
+def _kept(statement: ast.stmt, given: dict[str, Any]) -> dict[str, Value] | None:
+    """Return what a statement of a constructor keeps; None where it does anything else."""
+    match statement:
+        case ast.Expr(value=ast.Constant()) | ast.Pass():
+            return {}
+        case (
+            ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=value)
+            | ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=attr), value=value)
+        ):
+            known = given.get(value.id) if isinstance(value, ast.Name) else None
+            return None if known is None else {attr: known}
+    return None
