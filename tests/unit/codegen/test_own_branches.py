@@ -453,3 +453,39 @@ def test_what_one_branch_says_of_a_variable_does_not_hold_behind_both() -> None:
             assert joined_env(*sides, frame).values["mask"].form == expected  # type: ignore[attr-defined]
     known, unknown = branch("", TRIANGLE), branch("", None)
     assert joined_env(unknown, known, frame).values["mask"].form == TRIANGLE  # type: ignore[attr-defined]
+
+
+KEPT_ARGUMENT = """
+class Scaled(nn.Module):
+    def __init__(self, size, kind="plain", factor=2.0):
+        super().__init__()
+        self.kind = kind
+        self.factor = factor
+        self.register_buffer("steps", self._steps(size), persistent=False)
+
+    def _steps(self, size):
+        steps = torch.arange(size).float()
+        if self.kind == "plain" or self.factor <= 1.0:
+            return steps
+        return steps / self.factor
+
+    def forward(self, x):
+        return x * self.steps
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.scaled = Scaled(config.size, kind=config.kind, factor=config.factor)
+
+    def forward(self, x):
+        return self.scaled(x)
+"""
+
+
+def test_what_a_constructor_keeps_of_its_arguments_may_be_asked_for(translate: Translate) -> None:
+    config = {"size": 3, "kind": "plain", "factor": 4.0}
+    state, _, _ = translate(KEPT_ARGUMENT, config, specialised=True)
+    inner = next(x for x in state.translator.states.values() if x.cls.__name__ == "Scaled")
+    assert [ast.unparse(each) for each in inner.guards] == ["self.kind == 'plain'"]
+    assert "self.kind = kind" in map(ast.unparse, inner.init.body), "an assertion reads it"

@@ -11,7 +11,7 @@ from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config, Instance
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
 from onboard.codegen.translate.language.values import Code, Value
 
 
@@ -268,7 +268,8 @@ class _AsSet(ast.NodeTransformer):
                 case ast.Assign(targets=[ast.Attribute() as target], value=value):
                     of_config = ast.unparse(value).startswith("config.")
                     chain = isinstance(value, ast.Attribute) and of_config
-                    self.fields[ast.unparse(target)] = value if chain else target
+                    own = attribute(target.value, target.attr)  # read, not assigned
+                    self.fields[ast.unparse(target)] = value if chain else own
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """Write its value."""
