@@ -35,10 +35,12 @@ class OldRopeScaling(dict[str, Any]):
         return super().get("type" if key == "rope_type" else key, default)
 
 
-def old_rope_scaling(config: PretrainedConfig) -> OldRopeScaling | None:
+def old_rope_scaling(config: PretrainedConfig) -> Any:
     """Return `rope_scaling` as it was before `rope_parameters`: None without scaling, its kind
-    under "type" too, the base elsewhere.
+    under "type" too, the base elsewhere. A number or a name is what the code has set it to.
     """
+    if "rope_scaling" in vars(config):
+        return vars(config)["rope_scaling"]
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or parameters.get("rope_type", "default") == "default":
         return None
@@ -46,7 +48,16 @@ def old_rope_scaling(config: PretrainedConfig) -> OldRopeScaling | None:
     return OldRopeScaling({"type": parameters["rope_type"], **own})
 
 
-OLD_ROPE_SCALING = property(old_rope_scaling, PretrainedConfig.rope_scaling.fset)
+def _set_rope_scaling(config: PretrainedConfig, value: Any) -> None:
+    """Keep what is no table of RoPE's parameters: such a field is the code's own."""
+    vars(config).pop("rope_scaling", None)
+    if value is None or isinstance(value, dict):
+        PretrainedConfig.rope_scaling.fset(config, value)
+    else:
+        vars(config)["rope_scaling"] = value
+
+
+OLD_ROPE_SCALING = property(old_rope_scaling, _set_rope_scaling)
 
 
 OLD_DEFAULTS: dict[str, Any] = {

@@ -747,6 +747,28 @@ def test_old_code_counts_the_fields_of_rope_scaling() -> None:
     assert newer.rope_scaling == {"type": "linear", "factor": 2.0}
 
 
+@pytest.mark.parametrize("given", [1.0, 4, "none"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_field_that_is_called_rope_scaling_may_be_no_table(given: Any, before: bool) -> None:
+    class Own(PlainConfig):
+        model_type = "own"
+
+        def __init__(self, rope_scaling: Any = 2.0, **kwargs: Any) -> None:
+            if before:
+                self.rope_scaling = rope_scaling
+            super().__init__(**kwargs)
+            self.rope_scaling = rope_scaling
+
+    made: Any = Own.from_dict({"rope_scaling": given, "rope_theta": 100.0})
+    assert (made.rope_scaling, made.rope_theta) == (given, 100.0)
+    assert Own().rope_scaling == Own.from_dict(Own().to_dict()).rope_scaling == 2.0
+    assert Own.from_dict(made.to_dict()).rope_scaling == given
+    made.rope_scaling = {"type": "linear", "factor": 4.0}
+    assert made.rope_scaling == {"type": "linear", "factor": 4.0}
+    made.rope_scaling = None
+    assert made.rope_scaling is None
+
+
 def test_rows_of_a_cut_table_are_compared_and_nothing_else_is_cut() -> None:
     table = torch.randn(9, 4)
     cut = cut_tables(nn.Identity(), (table, table), (table[:5], table[:5]))
