@@ -65,8 +65,9 @@ def named(function: Callable[..., Any]) -> tuple[str, str]:
         raise NotStraight(f"it reads values of a tensor ({name})")
     if _RANDOM.match(name):
         raise NotStraight(f"it draws random numbers ({name})")
-    if _same(getattr(torch.Tensor, name, None), function):
-        return "method", name
+    for key in (name, f"__{name}__"):  # `__pow__` is called pow, and is another function
+        if _same(getattr(torch.Tensor, key, None), function):
+            return "method", name
     for place, module in _PLACES:
         if _same(getattr(module, name, None), function):
             return "function", f"{place}.{name}"

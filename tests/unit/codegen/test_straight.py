@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
+from onboard.codegen.straight.torch_calls import OPERATORS, TURNED, UNARY, named
 from tests.support.odd_code import ATTENTION, GENERATE, run_apart, save_odd
 
 _MISTAKEN = """
@@ -371,3 +374,32 @@ def test_what_depends_on_more_than_sizes_is_refused(name: str, recorded: dict[st
         return
     assert recorded[name].startswith("refused: ")
     assert all(part in recorded[name] for part in reason.split("(s.*"))
+
+
+_SIGNS = ("+", "-", "*", "/", "//", "%", "**")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        *[(f"x {sign} {other}", sign) for sign in _SIGNS for other in "2x"],
+        *[(f"2 {sign} x", sign) for sign in _SIGNS],
+        ("x @ x", "@"),
+        ("-x", "-"),
+    ],
+)
+def test_operators_of_tensors_are_told_by_what_they_call(code: str, expected: str) -> None:
+    seen: list[Any] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.eye(2) + 1
+    with Watch():
+        eval(code, {"x": x})
+    kind, name = named(seen[0])
+    assert (kind, ({**OPERATORS, **TURNED, **UNARY})[name]) == ("method", expected)
