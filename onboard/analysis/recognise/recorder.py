@@ -93,10 +93,25 @@ class Recording:
 
 
 def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
-    """Run `model` with canonical attention in place of its own and note all that passes by."""
+    """Run `model` with canonical attention in place of its own and note all that passes by.
+
+    Code that takes attention by a name that it knows, and no other, keeps its own.
+    """
+    try:
+        return _recorded_run(model, inputs, NAME)
+    except OnboardError:
+        raise
+    except Exception:  # whatever it raises for other names
+        config: Any = model.config
+        return _recorded_run(model, inputs, config._attn_implementation)
+
+
+def _recorded_run(
+    model: nn.Module, inputs: dict[str, torch.Tensor], implementation: str
+) -> Recording:
     recording = Recording(torch.empty(0))
     with ExitStack() as stack:
-        stack.enter_context(_attention_recorded(model, recording))
+        stack.enter_context(_attention_recorded(model, recording, implementation))
         for name in modeling_modules(model):
             stack.enter_context(_functions_recorded(model, sys.modules[name], recording))
         stack.enter_context(modules_recorded(model, recording.modules))
@@ -170,7 +185,9 @@ def _copy(value: Any) -> Any:
 
 
 @contextmanager
-def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None]:
+def _attention_recorded(
+    model: nn.Module, recording: Recording, implementation: str
+) -> Iterator[None]:
     paths = {module: path for path, module in model.named_modules()}
 
     def attention(
@@ -225,7 +242,7 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
     AttentionMaskInterface.register(NAME, eager_mask)
     config: Any = model.config
     saved = config._attn_implementation
-    config._attn_implementation = NAME
+    config._attn_implementation = implementation
     try:
         yield
     finally:

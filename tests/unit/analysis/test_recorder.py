@@ -7,7 +7,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama import modeling_llama as llama
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.recognise.recorder import _copied, record
+from onboard.analysis.recognise.recorder import NAME, _copied, record
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.analysis.tiny.tiny_prompts import prompt
@@ -133,3 +133,23 @@ def test_keys_behind_the_text_that_a_mask_hides_are_cut_off(
     )
     recording = record(build_tiny(load_config(config_dict("llama"))), prompt(0))
     assert [call.mask_is_causal for call in recording.attention] == [True, True]
+
+
+def test_code_that_takes_attention_by_names_that_it_knows_alone_keeps_its_own() -> None:
+    model = build_tiny(load_config(config_dict("llama")))
+    asked: list[str] = []
+
+    def chosen(module: nn.Module, args: object, kwargs: object) -> None:
+        asked.append(module.config._attn_implementation)
+        if asked[-1] not in ("eager", "sdpa"):
+            raise ValueError(f"Unsupported attention: {asked[-1]}")
+
+    inputs = prompt(0)
+    with torch.no_grad():
+        expected = model(**inputs, use_cache=False).logits
+    attention = next(x for x in model.modules() if type(x) is llama.LlamaAttention)
+    attention.register_forward_pre_hook(chosen, with_kwargs=True)
+    recording = record(model, inputs)
+    assert recording.attention == []
+    assert (asked[0], asked[1]) == (NAME, model.config._attn_implementation)
+    torch.testing.assert_close(recording.logits, expected)
