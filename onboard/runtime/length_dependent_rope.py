@@ -30,7 +30,9 @@ def length_dependent_rope(config: Mapping[str, Any]) -> LengthDependentRope | No
     """Read from a Hugging Face config (as a dict) whether its rotary table depends on the
     length.
     """
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    parameters = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(parameters, Mapping):
+        return None  # code of repositories may have a number there
     for each in (
         parameters,
         *(value for value in parameters.values() if isinstance(value, Mapping)),

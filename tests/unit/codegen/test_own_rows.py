@@ -291,6 +291,7 @@ def test_two_lists_of_factors_make_a_table_depend_on_the_length() -> None:
     assert known is not None
     assert known.switch_length == 96
     assert length_dependent_rope({"rope_scaling": {"type": "su", "factor": 2.0}}) is None
+    assert length_dependent_rope({"rope_scaling": 2.0}) is None
 
 
 SEVERAL = """

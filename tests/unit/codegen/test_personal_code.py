@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from onboard.codegen.translate.language.program.uses import given_to
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
-from onboard.codegen.translate.language.values import Code
+from onboard.codegen.translate.language.values import Code, Ones
 from onboard.codegen.translate.output.printer import print_block
 from onboard.hf.copied_model import copied
 from onboard.hf.old.given_logits import giving_logits
 from tests.unit.codegen.conftest import _translated
-from tests.unit.codegen.test_own_code import _made, _written
+from tests.unit.codegen.test_own_code import _made, _with_parts, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
 
@@ -492,3 +493,47 @@ def test_padding_that_moves_tokens_by_one_is_a_shift(translate: Translate) -> No
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 5, 8)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+NEEDS_A_MASK = """
+class Inner(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.size, config.size)
+
+    def forward(self, x, attention_mask):
+        x = self.inner(x)
+        if attention_mask is not None:
+            x = x * attention_mask.unsqueeze(-1).to(x.dtype)
+        return x, None
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = Inner(config)
+
+    def forward(self, x, attention_mask, past=None):
+        outputs = self.inner(x, attention_mask)
+        x, past = outputs
+        return x + 1.0
+"""
+
+
+def test_a_mask_that_a_forward_cannot_do_without_hides_nothing(translate: Translate) -> None:
+    config = {"size": 3}
+    state, _, _ = translate(NEEDS_A_MASK, config, specialised=True, attention_mask=Ones())
+    (needed,) = given_to(state.cls).items()
+    assert (needed[0], type(needed[1])) == ("attention_mask", Ones)
+    text = _with_parts(state)
+    assert "mask" not in text
+    ours, theirs = _made(text, config), _made(NEEDS_A_MASK, config)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 5, 3)
+    torch.testing.assert_close(ours(x), theirs(x, torch.ones(2, 5)))
+
+
+def test_parts_of_what_has_no_translation_say_why(translate: Translate) -> None:
+    text = NEEDS_A_MASK.replace("outputs = self.inner(x, attention_mask)", "outputs = unheard(x)")
+    with pytest.raises(Untranslatable, match="unheard"):
+        translate(text, {"size": 3}, specialised=True, attention_mask=Ones())

@@ -73,7 +73,7 @@ from onboard.codegen.translate.language.statements.assignments import own_attrib
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
 from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import NONE, Code, Known, Value
+from onboard.codegen.translate.language.values import NONE, Known, Value
 
 
 class Translator(Program):
@@ -156,8 +156,7 @@ class Translator(Program):
         cls = type(self.model)
         config = Config(name("config"), self.config)
         (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
-        given: dict[str, Value] = {key: Code(name(key)) for key in uses.inputs_of(cls)}
-        self._method(state, "forward", Args([], given, []))
+        self._method(state, "forward", Args([], uses.given_to(cls), []))
         unused_modules.reach(self)
         self.mechanisms.finish(self)
         state.guards += self.sizes

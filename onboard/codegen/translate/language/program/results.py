@@ -77,17 +77,21 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
 def with_logits_alone(value: Value, model: nn.Module) -> Value:
     """Return a model's output without what other losses and other modalities read."""
     match value, given_by(type(model)).place:
-        case Output(fields={"logits": Unread() as logits}), None:
-            logits.code()  # which raises what is in the way
         case Output(fields={"logits": logits}), None:
-            return Output({"logits": logits})
+            return _of_logits(logits)
         case Items(items=items), int() as place if place < len(items):
-            return Output({"logits": items[place]})
+            return _of_logits(items[place])
         case Mapping(items=items), str() as place if place in items:
-            return Output({"logits": items[place]})
-        case Code(), "":
-            return Output({"logits": value})
+            return _of_logits(items[place])
+        case Code() | Unread(), "":
+            return _of_logits(value)
     return value
+
+
+def _of_logits(logits: Value) -> Output:
+    if isinstance(logits, Unread):
+        logits.code()  # which raises what is in the way
+    return Output({"logits": logits})
 
 
 def given_back(frame: Frame) -> Value | None:

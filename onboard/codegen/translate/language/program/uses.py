@@ -13,23 +13,37 @@ from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Instance
-from onboard.codegen.translate.language.program.argument_facts import all_bound, bind
+from onboard.codegen.translate.language.program.argument_facts import all_bound, bind, default_nodes
 from onboard.codegen.translate.language.program.results import same_code_of
 from onboard.codegen.translate.language.program.supers import looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.by_class import Differing
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
-from onboard.codegen.translate.language.values import Code, Value
+from onboard.codegen.translate.language.values import Code, Ones, Value
 
 
 def inputs_of(cls: type) -> list[str]:
     """Return what a model's forward is given; one without `position_ids` counts them."""
-    found = find_method(cls, "forward")
-    assert found is not None
-    arguments = found[1].args
+    arguments = _forward_of(cls).args
     named = {item.arg for item in (*arguments.args, *arguments.kwonlyargs)}
     takes_any = arguments.kwarg is not None
     return [key for key in ("input_ids", "position_ids") if takes_any or key in named]
+
+
+def given_to(cls: type) -> dict[str, Value]:
+    """Return what the forward of the whole model knows: its inputs, and the mask of a text without
+    padding where it has no default.
+    """
+    node = _forward_of(cls)
+    named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
+    needed = {"attention_mask"} & named - default_nodes(node).keys()
+    return {key: Code(name(key)) for key in inputs_of(cls)} | {key: Ones() for key in needed}
+
+
+def _forward_of(cls: type) -> ast.FunctionDef:
+    found = find_method(cls, "forward")
+    assert found is not None
+    return found[1]
 
 
 def share_parameters(

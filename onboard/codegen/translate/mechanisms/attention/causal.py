@@ -38,6 +38,7 @@ from onboard.codegen.translate.language.values import (
     Known,
     Mapping,
     Mask,
+    Ones,
     PaddingMask,
     Unread,
     Value,
@@ -99,11 +100,6 @@ class DrawnSeen(Drawn, Seen):
 @dataclass(frozen=True, eq=False)
 class DrawnHidden(Drawn, Hidden):
     """A triangle of ones where a query does not see a key."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ones(Value):
-    """A mask of the padding where there is none."""
 
 
 @dataclass(frozen=True, eq=False)

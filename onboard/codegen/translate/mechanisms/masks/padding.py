@@ -16,8 +16,8 @@ from onboard.codegen.translate.language.forms import ALL_TRUE, NONE_TRUE
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, LayerMask
 from onboard.codegen.translate.language.trees.syntax import attribute
-from onboard.codegen.translate.language.values import Code, Items, Value
-from onboard.codegen.translate.mechanisms.attention.causal import OF_MASKS, Ones
+from onboard.codegen.translate.language.values import Code, Items, Ones, Value
+from onboard.codegen.translate.mechanisms.attention.causal import OF_MASKS
 
 
 class Padding(Mechanism):

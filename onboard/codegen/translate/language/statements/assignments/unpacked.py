@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.values import (
     Half,
     Items,
     Known,
+    Unread,
     Value,
 )
 
@@ -42,6 +43,8 @@ def unpacked(
             yield from _of_items(targets, (Half(value, 0), Half(value, 1)), frame, origin)
         case Code():
             yield from _of_code(targets, value, frame, origin)
+        case Unread():
+            yield from ((target, value) for target in targets)
         case _:
             raise Untranslatable(f"unpacking at {frame.source.location(origin)}")
 
