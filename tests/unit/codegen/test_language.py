@@ -256,6 +256,35 @@ class Toy(nn.Module):
     assert ("masked_fill" in forward) == bool(count)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize(
+    "asked", ["own.shape[-2] != x.shape[-2]", "own is not None and own.size(-1) == x.size(1)"]
+)
+def test_sizes_of_a_mask_are_compared_as_the_small_model_compares_them(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch, count: int, asked: str
+) -> None:
+    class Counted(dict[tuple[str, int], int]):
+        def __missing__(self, key: tuple[str, int]) -> int:
+            return 1 if "if own" in linecache.getline(*key) else count
+
+    monkeypatch.setattr(padding, "lines_run", lambda *_: Counted())
+    text = f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x, own=None):
+        if {asked}:
+            x = x * 3
+        return (x + own).softmax(-1)
+"""
+    _, _, forward = translate(text, own=Mask(whole=True), specialised=True)
+    assert ("x * 3" in forward) == bool(count)
+    assert "own" not in forward
+    with pytest.raises(Untranslatable):  # a text may be as long as a number says, or not
+        translate(text.replace("x.s", "4 + 0 * x.s"), own=Mask(whole=True), specialised=True)
+
+
 def test_what_a_model_is_given_stays_as_it_is(translate: Translate) -> None:
     _, _, forward = translate(
         """

@@ -149,6 +149,8 @@ def _if(node: ast.If, frame: Frame) -> str | None:
             return None
         if frame.translator.specialised and _alike_either_way(node, frame):
             return None
+        if (told := frame.mechanisms.decided(node, frame)) is not None:
+            return _decided(node, told, frame)
         raise
     decided = frame.mechanisms.decided(node, frame)
     decided, test = test.truth() if decided is None else decided, condition(test)

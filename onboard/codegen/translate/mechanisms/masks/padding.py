@@ -16,7 +16,7 @@ from onboard.codegen.translate.language.forms import ALL_TRUE, NONE_TRUE
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, LayerMask
 from onboard.codegen.translate.language.trees.syntax import attribute
-from onboard.codegen.translate.language.values import Code, Items, Ones, Value
+from onboard.codegen.translate.language.values import Code, Items, Mask, Ones, Value
 from onboard.codegen.translate.mechanisms.attention.causal import OF_MASKS
 
 
@@ -50,17 +50,13 @@ class Padding(Mechanism):
 
 
 class LayerMasks(Mechanism):
-    """`if mask is not None: ...` of a mask that some layers get: the small model of this config
-    tells which layers do.
+    """`if mask is not None: ...` of a mask that some layers get, and `if mask.shape[-2] !=
+    keys.shape[-2]: ...`: the small model of this config tells which way it goes.
     """
 
     def decided(self, node: ast.If, frame: Frame) -> bool | None:
         """Whether the small model, whose attention gets its masks, came to the body."""
-        read = {item.id for item in ast.walk(node.test) if isinstance(item, ast.Name)}
-        if not any(isinstance(frame.env.values.get(key), LayerMask) for key in read):
-            return None
-        asked = [item for item in ast.walk(node.test) if isinstance(item, ast.Is | ast.IsNot)]
-        if not asked:
+        if not (_asks_for_layers(node.test, frame) or _compares_sizes(node.test, frame)):
             return None
         program = frame.translator
         counts, path = lines_run(program.model, program.config), str(frame.source.path)
@@ -68,6 +64,38 @@ class LayerMasks(Mechanism):
         if not counts[path, node.test.lineno] or (orelse and bool(body) == bool(orelse[0])):
             return None  # another class has the attention that it takes
         return bool(body)
+
+
+def _asks_for_layers(test: ast.expr, frame: Frame) -> bool:
+    """Whether a test asks if a mask is there that some layers get."""
+    nodes = [*ast.walk(test)]
+    read = {item.id for item in nodes if isinstance(item, ast.Name)}
+    masks = any(isinstance(frame.env.values.get(key), LayerMask) for key in read)
+    return masks and any(isinstance(item, ast.Is | ast.IsNot) for item in nodes)
+
+
+def _compares_sizes(test: ast.expr, frame: Frame) -> bool:
+    """Whether a test asks if a mask has as many tokens as another tensor: without a cache it is the
+    same for all texts.
+    """
+    for node in ast.walk(test):
+        match node:
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[right]):
+                owners = [frame.env.values.get(_sized(side)) for side in (left, right)]
+                masks = [isinstance(owner, Mask) for owner in owners]
+                if any(masks) and all(isinstance(owner, Mask | Code) for owner in owners):
+                    return True
+    return False
+
+
+def _sized(node: ast.expr) -> str:
+    """Return the variable of `x.shape[i]` or `x.size(i)`; "" for anything else."""
+    match node:
+        case ast.Subscript(value=ast.Attribute(value=ast.Name(id=key), attr="shape")):
+            return key
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=key), attr="size"), args=[_]):
+            return key
+    return ""
 
 
 def _form(value: Value) -> str | None:
