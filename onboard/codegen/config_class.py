@@ -12,7 +12,11 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.source import class_node, find_method, module_source
 from onboard.codegen.config_checks import leaves_something
-from onboard.codegen.config_constructors import constructor_of, without_positional
+from onboard.codegen.config_constructors import (
+    constructor_of,
+    defaults_beside,
+    without_positional,
+)
 from onboard.codegen.config_helpers import body_with, written_out
 from onboard.codegen.config_parts import OF_ATTENTION, is_part, parts_made, unread_fields
 from onboard.errors import OnboardError
@@ -84,12 +88,14 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
     base = _base(config_class)
     above = [] if is_of_transformers(base) else [plain_config_class(base)]
     if is_own_of_transformers(config_class.__name__):
-        whose, named, methods = f"transformers' {base.__name__}", set(_CLASS_VALUES[:1]), []
+        whose, methods = f"transformers' {base.__name__}", []
+        values = _class_values(config_class, set(_CLASS_VALUES[:1]))
     else:
-        whose = f"the repository's {config_class.__name__}"
-        named, methods = _named_in(config_class), _methods(config_class)
+        whose, methods = f"the repository's {config_class.__name__}", _methods(config_class)
+        values = _class_values(config_class, _named_in(config_class))
+        values |= defaults_beside(class_node(config_class))
     body = [f'"""What config.json says, with the defaults of {whose}."""', ""]
-    body += [f"{key} = {value!r}" for key, value in _class_values(config_class, named).items()]
+    body += [f"{key} = {value!r}" for key, value in values.items()]
     body += [line for method in methods for line in ("", *method.splitlines())]
     bases = "PlainConfig" if base is PretrainedConfig else f"OldFields, {base.__name__}"
     bases = base.__name__ if above else bases

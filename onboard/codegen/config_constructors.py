@@ -5,7 +5,11 @@ that the class declares stand for.
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from copy import deepcopy
+from typing import Any
+
+from transformers import PretrainedConfig
 
 _AFTER = "__post_init__"
 _REST = "kwargs"
@@ -38,6 +42,28 @@ def constructor_of(node: ast.ClassDef) -> ast.FunctionDef | None:
     )
     made = ast.FunctionDef("__init__", arguments, [*kept, *body], [], None, None)
     return ast.fix_missing_locations(ast.copy_location(made, node))
+
+
+def defaults_beside(node: ast.ClassDef) -> dict[str, Any]:
+    """Return the fields with literal values that a class has beside a constructor of its own: they
+    are these where a config.json says nothing of them, and before the constructor assigns them.
+    """
+    if not any(map(_is_constructor, node.body)):
+        return {}
+    found = {}
+    for item in node.body:
+        match item:
+            case (
+                ast.AnnAssign(target=ast.Name(id=key), value=ast.expr() as value)
+                | ast.Assign(targets=[ast.Name(id=key)], value=value)
+            ) if not (key.startswith("_") or hasattr(PretrainedConfig, key)):
+                with suppress(ValueError):
+                    found[key] = ast.literal_eval(value)
+    return found
+
+
+def _is_constructor(item: ast.stmt) -> bool:
+    return isinstance(item, ast.FunctionDef) and item.name == "__init__"
 
 
 def without_positional(node: ast.FunctionDef) -> ast.FunctionDef:

@@ -599,18 +599,48 @@ def test_configs_of_own_code_have_layers_of_their_own_kinds() -> None:
             self.heads = self.hidden_size // self.extra
         super().__post_init__(**kwargs)
 """,
+        """@dataclass
+class Made(PretrainedConfig):
+    model_type = "made"
+    extra: int = 3
+    scale: float | None = None
+    kinds: list | None = None
+    hidden_size: int = 64
+
+    def __init__(self, **kwargs):
+        self.whole = self.hidden_size * self.extra
+        if self.kinds is None:
+            self.kinds = ["full"] * self.extra
+        super().__init__(**kwargs)
+""",
+        """class Made(PretrainedConfig):
+    model_type = "made"
+    extra = 3
+    heads = 4
+    hidden_size = 64
+    rates = (0.5, 2.0)
+
+    def __init__(self, scale=0.5, **kwargs):
+        self.scale = scale * self.rates[0]
+        super().__init__(**kwargs)
+""",
     ],
 )
 def test_constructors_that_are_inherited_declared_or_take_positions(
     text: str, config_class: Any
 ) -> None:
-    head = """from transformers import LlamaConfig, PretrainedConfig
+    head = """from dataclasses import dataclass
+from transformers import LlamaConfig, PretrainedConfig
 from transformers.configuration_utils import layer_type_validation
 """
     made = config_class(f"{head}\n\n{text}")
     values = {"hidden_size": 64, "vocab_size": 50, "own": 7}
     check_same_values(made, plain_config_class(made), values)
     check_same_values(made, plain_config_class(made), {**values, "extra": 5, "heads": 2})
+    names: dict[str, Any] = {"PlainConfig": PlainConfig, "OldFields": OldFields}
+    exec(plain_config_class(made), names | {"LlamaConfig": LlamaConfig, "names": names}, names)
+    for key in ("extra", "hidden_size", "rates"):
+        assert getattr(names["Made"](), key, None) == getattr(made(), key, None)
 
 
 def test_positional_arguments_that_are_read_are_refused(config_class: Any) -> None:
