@@ -73,17 +73,17 @@ _TYPES = """
     sym_min Tensor uint8
 """
 _NN = """
-    AdaptiveLogSoftmaxWithLoss AvgPool1d Buffer Conv1d Conv2d Dropout ELU Embedding Flatten GELU
+    AdaptiveLogSoftmaxWithLoss AvgPool1d AvgPool2d Buffer Conv1d Conv2d Dropout ELU Embedding Flatten GELU
     GLU GroupNorm Hardsigmoid Hardswish Identity init.constant_ init.kaiming_uniform_
     init.normal_ init.ones_ init.trunc_normal_ init.uniform_ init.xavier_uniform_ init.zeros_
-    LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax MaxPool1d Mish Module ModuleDict ModuleList
+    LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax MaxPool1d MaxPool2d Mish Module ModuleDict ModuleList
     MultiheadAttention Parameter ParameterDict ParameterList PReLU ReLU ReLU6 RMSNorm SELU Sequential Sigmoid SiLU
     Softmax Softplus Softsign Tanh Threshold TransformerEncoder TransformerEncoderLayer Unflatten Unfold
     ZeroPad2d
 """
 _FUNCTIONAL = """
-    avg_pool1d conv1d conv2d cosine_similarity dropout elu embedding fold gelu glu group_norm
-    hardsigmoid hardswish layer_norm leaky_relu linear log_softmax logsigmoid max_pool1d mish
+    avg_pool1d avg_pool2d conv1d conv2d cosine_similarity dropout elu embedding fold gelu glu group_norm
+    hardsigmoid hardswish layer_norm leaky_relu linear log_softmax logsigmoid max_pool1d max_pool2d mish
     normalize one_hot pad prelu relu relu6 rms_norm scaled_dot_product_attention selu sigmoid
     silu softmax softplus softsign tanh threshold unfold
 """

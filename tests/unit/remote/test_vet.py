@@ -82,6 +82,10 @@ def test_a_file_with_its_own_config_passes() -> None:
     vet_model_text(_file().replace("self.width = width", "self.torch_dtype = self.width = width"))
 
 
+def test_layers_that_only_compute_may_be_used() -> None:
+    vet_model_text(_file("x = nn.AvgPool2d((2, 2))(x) + F.max_pool2d(F.avg_pool2d(x, 2), 2)"))
+
+
 def test_a_part_of_a_part_may_be_replaced() -> None:
     vet_model_text(_file("self.proj.norm = nn.Linear(2, 2)"))
 
