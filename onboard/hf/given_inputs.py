@@ -5,6 +5,7 @@ does not run otherwise.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -72,7 +73,12 @@ def spare_masks(model_class: Any, *, always: bool = False) -> None:
 
 
 def hands_no_mask(model: nn.Module, mask: torch.Tensor) -> bool:
-    """Whether a model's own preparation for generation leaves out a mask, [batch, length]."""
+    """Whether a model's own preparation for generation leaves out a mask, [batch, length], or its
+    own generation knows none.
+    """
+    generate: Any = getattr(model, "generate", None)
+    if generate is not None and not generate.__module__.startswith("transformers."):
+        return "attention_mask" not in inspect.getsource(generate)
     prepare: Any = getattr(model, "prepare_inputs_for_generation", None)
     if prepare is None or prepare.__module__.startswith("transformers."):
         return False

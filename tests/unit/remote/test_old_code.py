@@ -455,7 +455,17 @@ def test_code_whose_generation_passes_no_mask_gets_none() -> None:
 
     ids = torch.tensor([[random.randrange(2, 99), 3]])
     ones = torch.ones_like(ids)
-    assert [hands_no_mask(each(), ones) for each in (_Generating, Handing, Failing)] == [1, 0, 0]
+
+    class Alone(Handing):
+        def generate(self, input_ids: Any, **kwargs: Any) -> Any:
+            return self(input_ids, **kwargs)
+
+    class Masking(_Generating):
+        def generate(self, input_ids: Any, **kwargs: Any) -> Any:
+            return self(input_ids, attention_mask=kwargs["mask"])
+
+    classes = (_Generating, Alone, Handing, Failing, Masking)
+    assert [hands_no_mask(each(), ones) for each in classes] == [1, 1, 0, 0, 0]
     spare_masks(_Generating, always=True)
     assert torch.equal(_Generating().forward(ids, attention_mask=ones), ids * 2)
 
