@@ -85,6 +85,44 @@ def test_an_heir_that_takes_layers_apart_computes_what_it_did(
     torch.testing.assert_close(ours(ids), expected)
 
 
+_MADE = """
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layer = LlamaDecoderLayer(config, 0)
+
+    def forward(self, x, tables):
+        TAKE
+"""
+
+
+@pytest.mark.parametrize(
+    ("take", "given"),
+    [
+        ("made = self.layer(x, position_embeddings=tables)\n        return made[0]", True),
+        ("return self.layer(x, position_embeddings=tables)[0]", True),
+        ("return self.layer(x, position_embeddings=tables)", False),
+        ("return self.layer(x[None][0], position_embeddings=tables)", False),
+    ],
+)
+def test_a_layer_that_a_constructor_makes_may_be_taken_apart(
+    take: str, given: bool, heirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "_HEIR", _MADE)
+    module = heirs(take)
+    facts = give_tuples("heirs_of_layers")
+    assert [fact.split(" ")[0] for fact in facts] == ["LlamaDecoderLayer"] * given
+    part, x = module.Part(_config()).eval(), torch.randn(2, 5, 32)
+    tables = modeling_llama.LlamaRotaryEmbedding(_config())(x, torch.arange(5)[None])
+    layer = modeling_llama.LlamaDecoderLayer(_config(), 0).eval()
+    layer.load_state_dict(part.layer.state_dict())
+    torch.testing.assert_close(part(x, tables), layer(x, position_embeddings=tables))
+
+
 def test_such_a_layer_is_read_as_the_one_that_it_is(heirs: Any) -> None:
     heirs(_APART)
     give_tuples("heirs_of_layers")

@@ -89,31 +89,54 @@ def _gives_tensor(cls: Any) -> bool:
 
 
 def _takes_apart(cls: type[nn.Module]) -> bool:
-    """Whether the forward of a class takes the first item of what it calls the layers of a loop for."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(cls.forward))))
-    return any(_takes_first(item) for item in ast.walk(tree) if isinstance(item, ast.For))
+    """Whether the forward of a class takes the first item of what it calls the layers of a loop for,
+    or a layer that its constructor makes.
+    """
+    tree = _tree(cls.forward)
+    loops = [item for item in ast.walk(tree) if isinstance(item, ast.For)]
+    return any(_takes_first(item, _named(item.target)) for item in loops) or _takes_first(
+        tree, _made_layers(cls)
+    )
 
 
-def _takes_first(loop: ast.For) -> bool:
-    """Whether a loop takes the first item of what it calls its variable for."""
-    own = {item.id for item in ast.walk(loop.target) if isinstance(item, ast.Name)}
+def _tree(function: Any) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+
+
+def _made_layers(cls: type[nn.Module]) -> set[str]:
+    """Return `self.x` of each layer of transformers that a class's own constructor makes."""
+    if "__init__" not in vars(cls):
+        return set()
+    names = vars(sys.modules[cls.__module__])
+    return {
+        ast.unparse(target)
+        for item in ast.walk(_tree(cls.__init__))
+        if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)
+        if _is_of(made := names.get(ast.unparse(item.value.func)), GradientCheckpointingLayer)
+        and _gives_tensor(made)
+        for target in item.targets
+    }
+
+
+def _takes_first(body: ast.AST, own: set[str]) -> bool:
+    """Whether code takes the first item of what it calls one of these for."""
     given = {
         ast.unparse(target)
-        for item in ast.walk(loop)
-        if isinstance(item, ast.Assign) and own & _named(item.value)
+        for item in ast.walk(body)
+        if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)
+        if _calls(item.value, own) or own & _named(item.value)
         for target in item.targets
-        if isinstance(item.value, ast.Call)
     }
     return any(
         isinstance(item, ast.Subscript)
         and ast.unparse(item.slice) == "0"
         and (ast.unparse(item.value) in given or _calls(item.value, own))
-        for item in ast.walk(loop)
+        for item in ast.walk(body)
     )
 
 
 def _calls(expr: ast.expr, own: set[str]) -> bool:
-    return isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id in own
+    return isinstance(expr, ast.Call) and ast.unparse(expr.func) in own
 
 
 def _named(expr: ast.expr) -> set[str]:
