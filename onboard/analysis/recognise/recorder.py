@@ -106,12 +106,10 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
         return _recorded_run(model, inputs, config._attn_implementation)
 
 
-def _recorded_run(
-    model: nn.Module, inputs: dict[str, torch.Tensor], implementation: str
-) -> Recording:
+def _recorded_run(model: nn.Module, inputs: dict[str, torch.Tensor], known_as: str) -> Recording:
     recording = Recording(torch.empty(0))
     with ExitStack() as stack:
-        stack.enter_context(_attention_recorded(model, recording, implementation))
+        stack.enter_context(_attention_recorded(model, recording, known_as))
         for name in modeling_modules(model):
             stack.enter_context(_functions_recorded(model, sys.modules[name], recording))
         stack.enter_context(modules_recorded(model, recording.modules))
@@ -185,9 +183,7 @@ def _copy(value: Any) -> Any:
 
 
 @contextmanager
-def _attention_recorded(
-    model: nn.Module, recording: Recording, implementation: str
-) -> Iterator[None]:
+def _attention_recorded(model: nn.Module, recording: Recording, known_as: str) -> Iterator[None]:
     paths = {module: path for path, module in model.named_modules()}
 
     def attention(
@@ -242,7 +238,7 @@ def _attention_recorded(
     AttentionMaskInterface.register(NAME, eager_mask)
     config: Any = model.config
     saved = config._attn_implementation
-    config._attn_implementation = implementation
+    config._attn_implementation = known_as
     try:
         yield
     finally:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from onboard.codegen.translate.language.program.uses import given_to
+from onboard.codegen.translate.language.program.uses import Ones, given_to
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
-from onboard.codegen.translate.language.values import Code, Ones
+from onboard.codegen.translate.language.values import Code
 from onboard.codegen.translate.output.printer import print_block
 from onboard.hf.copied_model import copied
 from onboard.hf.old.given_logits import giving_logits

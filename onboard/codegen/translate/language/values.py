@@ -434,19 +434,6 @@ class PaddingMask(Mask):
     """A mask that is None without padding, as layers without attention get; or one of either kind."""
 
 
-@dataclass(frozen=True, eq=False)
-class Ones(Value):
-    """A mask of the padding where there is none: [batch, keys], of a shape that code gives it."""
-
-    def same_as(self, other: Ones) -> bool:
-        """Whether both hide nothing."""
-        return True
-
-    def fact(self) -> Value:
-        """Return itself."""
-        return self
-
-
 NONE = Known(None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -19,7 +19,20 @@ from onboard.codegen.translate.language.program.supers import looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.by_class import Differing
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
-from onboard.codegen.translate.language.values import Code, Ones, Value
+from onboard.codegen.translate.language.values import Code, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Ones(Value):
+    """A mask of the padding where there is none: [batch, keys], of a shape that code gives it."""
+
+    def same_as(self, other: Ones) -> bool:
+        """Whether both hide nothing."""
+        return True
+
+    def fact(self) -> Value:
+        """Return itself."""
+        return self
 
 
 def inputs_of(cls: type) -> list[str]:

@@ -143,10 +143,9 @@ def _if(node: ast.If, frame: Frame) -> str | None:
     try:
         test = frame.evaluate(node.test)
     except Untranslatable:
-        if syntax.only_raises(node.body) and not node.orelse:
+        checks = syntax.only_raises(node.body) and not node.orelse
+        if checks or bindings.only_says(node, frame):
             return None  # a check of arguments that generated code does not have
-        if bindings.only_says(node, frame):
-            return None
         if frame.translator.specialised and _alike_either_way(node, frame):
             return None
         if (told := frame.mechanisms.decided(node, frame)) is not None:

@@ -21,6 +21,7 @@ from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import CHUNKED, SQUARE
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Sides
 from onboard.codegen.translate.language.object_values import Global, MaskMaker
+from onboard.codegen.translate.language.program.uses import Ones
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
@@ -38,7 +39,6 @@ from onboard.codegen.translate.language.values import (
     Known,
     Mapping,
     Mask,
-    Ones,
     PaddingMask,
     Unread,
     Value,

@@ -15,8 +15,9 @@ from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.forms import ALL_TRUE, NONE_TRUE
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, LayerMask
+from onboard.codegen.translate.language.program.uses import Ones
 from onboard.codegen.translate.language.trees.syntax import attribute
-from onboard.codegen.translate.language.values import Code, Items, Mask, Ones, Value
+from onboard.codegen.translate.language.values import Code, Items, Mask, Value
 from onboard.codegen.translate.mechanisms.attention.causal import OF_MASKS
 
 
