@@ -7,13 +7,15 @@ import math
 import torch
 
 
-def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+def unpacked(words: torch.Tensor, bits: int, dim: int, *, run_on: bool = True) -> torch.Tensor:
     """Return the unsigned numbers of `bits` bits that lie along `dim` of int32 words, the lowest
-    bits first: uint8, `32 / bits` as many. Numbers of three bits run on in the next word: words come
-    in threes (AutoGPTQ's qlinear).
+    bits first: uint8, `32 / bits` as many. Numbers of 3, 5, 6 and 7 bits run on in the next word, and
+    the last words are filled up with zeros; without `run_on` the bits that are left of a word are none.
     """
-    period = bits // math.gcd(bits, 32)  # words, until a number begins where a word does
+    # Words, until a number begins where a word does
+    period = bits // math.gcd(bits, 32) if run_on else 1
     rows, count = words.movedim(dim, -1), 32 * period // bits
+    rows = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % period))
     rows = rows.reshape(*rows.shape[:-1], -1, period)
     spread = torch.empty(*rows.shape[:-1], count, device=words.device, dtype=torch.uint8)
     for place in range(count):  # one by one: a word takes four times a number's room

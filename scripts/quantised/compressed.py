@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ from transformers import AutoModelForCausalLM
 from scripts.quantised.models import save_model
 from scripts.quantised.record import IDS, Activation, Weights, fresh, record
 
-Groups = Sequence[tuple[str, Sequence[str]]]
-"""Presets of compressed-tensors, and the modules that each is for."""
+Groups = Sequence[tuple[str, Sequence[str], Mapping[str, Any]]]
+"""Presets of compressed-tensors, the modules that each is for, and what it has else of weights."""
 Tensors = Mapping[str, torch.Tensor]
 Schemes = Mapping[str, Any]
 """Each quantised module's scheme."""
@@ -42,10 +43,10 @@ def write(
     """Write a random model of a shape in one preset scheme, or in several `groups`; `after` changes
     the folder.
     """
-    groups = groups or [(scheme, EVERY_LINEAR) for scheme in schemes]
+    groups = groups or [(scheme, EVERY_LINEAR, arguments or {}) for scheme in schemes]
     with TemporaryDirectory() as temporary:
         source = save_model(Path(temporary) / "source", shape, **changes)
-        model = _compress(source, _recipe(groups, ignore, kv_cache, arguments or {}, gptq))
+        model = _compress(source, _recipe(groups, ignore, kv_cache, gptq))
         schemes_of = {
             name: module.quantization_scheme
             for name, module in model.named_modules()
@@ -64,17 +65,15 @@ def write(
     record(folder, decompressed(stored, schemes_of), activation=activation, cache=_cache(stored))
 
 
-def _recipe(
-    groups: Groups, ignore: Sequence[str], kv_cache: bool, arguments: dict[str, Any], gptq: bool
-) -> Any:
+def _recipe(groups: Groups, ignore: Sequence[str], kv_cache: bool, gptq: bool) -> Any:
     from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
     config_groups: dict[str, QuantizationScheme] = {}
-    for index, (scheme, targets) in enumerate(groups):
+    for index, (scheme, targets, arguments) in enumerate(groups):
         chosen = preset_name_to_scheme(scheme, list(targets))
-        chosen.weights = chosen.weights.model_copy(update=arguments)
+        chosen.weights = chosen.weights.model_copy(update=dict(arguments))
         config_groups[f"group_{index}"] = chosen
     cache = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
     modifier = GPTQModifier if gptq else QuantizationModifier
@@ -197,6 +196,39 @@ def _write_ignored(folder: Path, ignore: Sequence[str]) -> None:
     _edit(folder, lambda settings: settings.update(ignore=list(ignore)))
 
 
+def write_by_word(folder: Path, **arguments: Any) -> None:
+    """Write the same weights packed as releases before 0.18 did: no number runs on in the next word."""
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+    write(folder, **arguments)
+    stored = load_file(folder / "model.safetensors")
+    groups = _settings(folder)["config_groups"].values()
+    for name in [name for name in stored if name.endswith("weight_packed")]:
+        module = name.removesuffix(".weight_packed")
+        (bits,) = (
+            each["weights"]["num_bits"]
+            for each in groups
+            if any(re.match(target.removeprefix("re:"), module) for target in each["targets"])
+        )
+        outputs, inputs = stored[f"{module}.weight_shape"].tolist()
+        codes = unpack_from_int32(stored[name], bits, (outputs, inputs))
+        stored[name] = _words_of(codes, bits)
+        if (zero := stored.get(other := f"{module}.weight_zero_point")) is not None:
+            zeros = unpack_from_int32(zero, bits, (outputs, zero.shape[1]), packed_dim=0)
+            stored[other] = _words_of(zeros.T, bits).T.contiguous()
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    _edit(folder, lambda settings: settings.update(version="0.13.0"))
+
+
+def _words_of(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return int8 codes [rows, columns] in words, each of `32 // bits` columns."""
+    count = 32 // bits
+    padded = torch.nn.functional.pad(codes.int() + (1 << bits - 1), (0, -codes.shape[1] % count))
+    places = torch.arange(count, dtype=torch.int32) * bits
+    words = padded.view(len(codes), -1, count) << places
+    return words.sum(-1, dtype=torch.int32)
+
+
 def shuffled(folder: Path) -> None:
     """Give each input another group, as releases before 2026 could (`weight_g_idx`): another random
     model.
@@ -213,6 +245,11 @@ def shuffled(folder: Path) -> None:
         settings["config_groups"]["group_0"]["weights"]["actorder"] = "group"
 
     _edit(folder, change)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    config = json.loads((folder / "config.json").read_text())
+    return config["quantization_config"]  # type: ignore[no-any-return]
 
 
 def _edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -59,6 +59,14 @@ _FP8: dict[str, Writer] = {
         Fp8((1, 32), scale_fmt="ue8m0", scale_dtype=torch.uint8, method="mxfp8"), **_SMALL_BY_32
     ),
 }
+_OF_OUTPUTS = {"strategy": "channel", "group_size": None}
+_ODD_BITS = (
+    ("W4A16", ("re:.*q_proj$",), {"num_bits": 3, "group_size": 32}),
+    ("W4A16_ASYM", ("re:.*k_proj$", "re:.*down_proj$"), {"num_bits": 3, "group_size": 64}),
+    ("W4A16_ASYM", ("re:.*v_proj$", "re:.*up_proj$"), {"num_bits": 5, "group_size": 32}),
+    ("W8A16", ("re:.*o_proj$",), {"num_bits": 6, **_OF_OUTPUTS}),
+    ("W8A16", ("re:.*gate_proj$",), {"num_bits": 7, **_OF_OUTPUTS}),
+)
 _COMPRESSED: dict[str, Writer] = {
     "ct_fp8_dynamic": _compressed("FP8_DYNAMIC", shape="llama", **SMALL),
     "ct_fp8_static": _compressed("FP8", shape="llama", **SMALL),
@@ -72,6 +80,9 @@ _COMPRESSED: dict[str, Writer] = {
     "ct_w4a16_g_idx": _compressed(
         "W4A16", arguments={"group_size": 32}, after=compressed.shuffled, **_NARROW
     ),
+    "ct_odd_bits": _compressed(groups=_ODD_BITS, **_NARROW),
+    "ct_odd_bits_by_word": partial(compressed.write_by_word, groups=_ODD_BITS, **_NARROW),
+    "ct_w4a16_odd_width": _compressed("W4A16", arguments=_OF_OUTPUTS, intermediate_size=84),
     "ct_nvfp4": _compressed("NVFP4", **_NARROW),
     "ct_nvfp4a16": _compressed("NVFP4A16", **_NARROW, **_TIED),
     "ct_mxfp4": _compressed("MXFP4", **_NARROW),
@@ -95,7 +106,7 @@ _COMPRESSED: dict[str, Writer] = {
         moe_intermediate_size=64,
     ),
     "ct_mixed": _compressed(
-        groups=(("FP8_DYNAMIC", ("re:.*self_attn.*",)), ("W4A16", ("re:.*mlp.*",))),
+        groups=(("FP8_DYNAMIC", ("re:.*self_attn.*",), {}), ("W4A16", ("re:.*mlp.*",), {})),
         ignore=("lm_head", "re:.*layers.1.mlp.down_proj", "re:.*layers.0.self_attn.[kv]_proj$"),
         num_hidden_layers=2,
         **_NARROW,

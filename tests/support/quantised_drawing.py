@@ -25,9 +25,13 @@ class Layer:
     """Endings without which nobody knows the weight."""
 
 
-def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Codes [rows, columns] in words along the columns; of three bits as one row of bits."""
-    if 32 % bits:
+def words(
+    codes: Tensor, bits: int, order: tuple[int, ...] | None = None, *, run_on: bool = True
+) -> Tensor:
+    """Codes [rows, columns] in words along the columns: as one row of bits, or with `run_on` off as
+    many in each word as fit into it.
+    """
+    if 32 % bits and run_on:
         return _run_on(codes, bits)
     per_word = 32 // bits
     order = order or tuple(range(per_word))
@@ -43,7 +47,7 @@ def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Ten
 
 def _run_on(codes: Tensor, bits: int) -> Tensor:
     """Codes whose bits follow one another, from one word into the next."""
-    rows, count = [], codes.shape[1] * bits // 32
+    rows, count = [], -(-codes.shape[1] * bits // 32)
     for row in codes.tolist():
         line = sum(int(code) << (bits * place) for place, code in enumerate(row))
         rows.append([line >> (32 * word) & 0xFFFFFFFF for word in range(count)])
@@ -122,7 +126,10 @@ def _scheme(layout: str, **weights: Any) -> dict[str, Any]:
 def packed(draw: random.Random, shape: Shape = None) -> Layer:
     """compressed-tensors' integers in words, half of their range added."""
     outputs, inputs, group = _sizes(draw, shape)
-    bits, symmetric = draw.choice([4, 4, 8, 2]), draw.random() < 0.5
+    bits, symmetric = draw.choice([4, 4, 8, 1, 2, 3, 5, 6, 7]), draw.random() < 0.5
+    run_on = draw.random() < 0.5
+    if shape is None and group == -1 and 32 % bits == 0:
+        inputs += draw.choice([0, 0, 3, 20])  # which no words end with
     mixed = group != -1 and draw.random() < 0.5
     size, half = inputs if group == -1 else group, 1 << (bits - 1)
     where = _order(draw, inputs, size, mixed=mixed)
@@ -132,13 +139,14 @@ def packed(draw: random.Random, shape: Shape = None) -> Layer:
     column = where.long()
     weight = (codes - zero[:, column]).double() * scale.double()[:, column]
     tensors = {
-        "weight_packed": words(codes + half, bits),
+        "weight_packed": words(codes + half, bits, run_on=run_on),
         "weight_scale": scale,
         "weight_shape": torch.tensor([outputs, inputs]),
     }
     needed = ["weight_scale"]
     if not symmetric:
-        tensors["weight_zero_point"] = words((zero + half).T, bits).T.contiguous()
+        zeros = words((zero + half).T, bits, run_on=run_on)
+        tensors["weight_zero_point"] = zeros.T.contiguous()
         needed.append("weight_zero_point")
     if mixed:
         tensors["weight_g_idx"] = where

@@ -64,13 +64,20 @@ def parts_of_share(
     for dim, runs in share.kept.items():
         size, block = share.shape[dim], weight.block and weight.block[dim]
         for role, shape in shapes.items():
-            if len(shape) < 2 or shape[axis := weight.axes[dim]] == 1:
+            if len(shape) < 2:
                 continue
-            unit = _unit(role, size, shape[axis], block)
+            if (count := shape[axis := weight.axes[dim]]) == 1 and not _is_in_words(role, dim):
+                continue  # one for all
+            unit = None if count == 1 else _unit(role, size, count, block)
             if unit is None or not _whole_blocks(runs, unit, size):
                 return None
             wanted[role][axis] = [(start // unit, -(-stop // unit)) for start, stop in runs]
     return wanted
+
+
+def _is_in_words(role: str, dim: int) -> bool:
+    """Tell whether a part may have several entries of a dimension in a word."""
+    return role == "codes" or (role == "zero" and dim == 0)
 
 
 def _unit(role: str, size: int, count: int, block: int | None) -> int | None:

@@ -1,6 +1,7 @@
 """Weights in integers of two to eight bits, several in a word, with scales of groups of inputs.
 
-Layouts: those of compressed-tensors, AutoGPTQ (and GPTQModel), AutoAWQ and ModelOpt.
+Layouts: those of AutoGPTQ (and GPTQModel), AutoAWQ and ModelOpt; that of compressed-tensors is in
+`packed_rows`.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Part:
             require_shape(tensors, name, shape)
 
 
-_WORDS = (torch.int32,)
-_INDICES = (torch.int32, torch.int64)
+WORDS = (torch.int32,)
+INDICES = (torch.int32, torch.int64)
 
 
 class PackedIntegers(ABC):
@@ -107,7 +108,11 @@ class PackedIntegers(ABC):
         needed = {role: part.shape for role, part in beside.items() if part.needed and part.shape}
         widths = {"scale": self.scale_bytes}
         parts = (math.prod(shape) * widths.get(role, 4) for role, shape in needed.items())
-        return outputs * inputs * self.bits // 8 + sum(parts)
+        return self.code_bytes(outputs, inputs) + sum(parts)
+
+    def code_bytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a weight's words."""
+        return outputs * inputs * self.bits // 8
 
     def find(
         self, tensors: Mapping[str, TensorMeta], name: str, activations: Activations
@@ -143,48 +148,6 @@ class PackedIntegers(ABC):
 
 
 @dataclass(frozen=True)
-class PackedRows(PackedIntegers):
-    """compressed-tensors' `weight_packed` [outputs, words of inputs], stored with half of the range
-    added.
-    """
-
-    codes = ".weight_packed"
-    unread = {"shape": ".weight_shape", "input": ".input_scale"}
-    bits: int
-    group: int | None
-    has_zeros: bool = False
-    """The scheme is not symmetric: without codes of zero the weights would be others."""
-    has_order: bool = False
-    """Inputs are in groups in any order, which only `weight_g_idx` says."""
-
-    def shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """Return the weight's outputs and inputs, given the words'."""
-        return rows, columns * 32 // self.bits
-
-    def beside(self, outputs: int, inputs: int, groups: int) -> dict[str, Part]:
-        """Return the tensors beside the words, by role."""
-        return {
-            "scale": Part(".weight_scale", (outputs, groups)),
-            "zero": Part(
-                ".weight_zero_point",
-                (blocks(outputs * self.bits, 32), groups),
-                self.has_zeros,
-                _WORDS,
-                one_by_one=(outputs, groups),  # as in releases before zeros were packed
-            ),
-            "groups": Part(".weight_g_idx", (inputs,), self.has_order, _INDICES),
-        }
-
-    def decode(self, found: Tensors, group: int) -> Encoded:
-        """Return the weight, given its parts."""
-        scale = found["scale"]
-        if (zero := found.get("zero")) is not None and zero.dtype != torch.int8:
-            zero = signed(unpacked(zero, self.bits, 0)[: len(scale)], self.bits)
-        codes = signed(unpacked(found["codes"], self.bits, 1), self.bits)
-        return Encoded(codes, scale, 1, group, groups=_groups(found, group, scale), zero=zero)
-
-
-@dataclass(frozen=True)
 class Gptq(PackedIntegers):
     """`qweight` [words of inputs, outputs], `qzeros` [groups, words of outputs], `scales` [groups,
     outputs], `g_idx` [inputs].
@@ -213,8 +176,8 @@ class Gptq(PackedIntegers):
         """Return the tensors beside the words, by role."""
         return {
             "scale": Part(".scales", (groups, outputs)),
-            "zero": Part(".qzeros", (groups, outputs * self.bits // 32), dtypes=_WORDS),
-            "groups": Part(".g_idx", (inputs,), self.has_order, _INDICES),
+            "zero": Part(".qzeros", (groups, outputs * self.bits // 32), dtypes=WORDS),
+            "groups": Part(".g_idx", (inputs,), self.has_order, INDICES),
         }
 
     def decode(self, found: Tensors, group: int) -> Encoded:
@@ -224,10 +187,12 @@ class Gptq(PackedIntegers):
         # Of eight bits it may be one more than int8 has
         zero = signed(unpacked(found["zero"], self.bits, 1).T, self.bits).short()
         zero += self.zero_is_less
-        return Encoded(codes, scale, 1, group, groups=_groups(found, group, scale), zero=zero)
+        return Encoded(
+            codes, scale, 1, group, groups=groups_where_mixed(found, group, scale), zero=zero
+        )
 
 
-def _groups(found: Tensors, group: int, scale: torch.Tensor) -> torch.Tensor | None:
+def groups_where_mixed(found: Tensors, group: int, scale: torch.Tensor) -> torch.Tensor | None:
     """Return the group [inputs] of each input, None where groups are runs; `scale` is [outputs,
     groups].
     """
@@ -269,7 +234,7 @@ class Awq(PackedIntegers):
         """Return the tensors beside the words, by role."""
         return {
             "scale": Part(".scales", (groups, outputs)),
-            "zero": Part(".qzeros", (groups, outputs // 8), self.has_zeros, _WORDS),
+            "zero": Part(".qzeros", (groups, outputs // 8), self.has_zeros, WORDS),
         }
 
     def decode(self, found: Tensors, group: int) -> Encoded:

@@ -8,7 +8,7 @@ from typing import Any
 
 from onboard.quantised.layouts.float4 import FourBitFloats
 from onboard.quantised.layouts.float8 import EightBits, stems
-from onboard.quantised.layouts.integers import PackedRows
+from onboard.quantised.layouts.packed_rows import PackedRows
 from onboard.quantised.methods.settings import check_keys, group_of, is_block, pattern_of, refusal
 from onboard.quantised.weight import Activations, Files, QuantisedWeight
 
@@ -96,10 +96,10 @@ class CompressedTensors:
         return f"{_NAME}, {' and '.join(kinds)}"
 
     def layout_of(self, module: str) -> Layout | None:
-        """Return how a layer lies in the files; None: no group targets it, or it has two bits."""
+        """Return how a layer lies in the files; None: no group targets it, or no op has its bits."""
         ranked = self._ranked(module)
         layout = ranked[1].layout if ranked else None
-        return None if isinstance(layout, PackedRows) and layout.bits == 2 else layout
+        return None if isinstance(layout, PackedRows) and layout.bits not in (4, 8) else layout
 
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the quantised weights by name."""
@@ -108,7 +108,10 @@ class CompressedTensors:
         found = {}
         for module in modules:
             group = self._group_of(module)
-            weight = group.layout.find(tensors, f"{module}.weight", group.activations)
+            layout = group.layout
+            if isinstance(layout, PackedRows):
+                layout = layout.of_layer(files, module)
+            weight = layout.find(tensors, f"{module}.weight", group.activations)
             if weight is None:
                 what = (
                     f"tensors of {module} that are not as its scheme ({group.description}) has them"
@@ -160,7 +163,7 @@ def _group(values: object, general: object) -> Group:
 
 def _usual_format(weights: Mapping[str, Any]) -> str:
     """Return the format that the library writes where a config names none."""
-    packs = weights.get("num_bits") == 4
+    packs = weights.get("num_bits") != 8
     return "pack-quantized" if packs else f"{weights.get('type', 'int')}-quantized"
 
 
@@ -187,7 +190,9 @@ def _four_bit_floats(weights: Mapping[str, Any], written: str) -> tuple[Layout, 
 def _packed_integers(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] | None:
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
     is_packed = written == "pack-quantized" and weights.get("type", "int") == "int"
-    if not (is_packed and bits in (2, 4, 8) and strategy in ("group", "channel")):
+    if not is_packed or strategy not in ("group", "channel"):
+        return None
+    if type(bits) is not int or not 1 <= bits <= 8:
         return None
     group = group_of(_NAME, weights) if strategy == "group" else None
     ordered = group is not None and str(weights.get("actorder")).lower() in ("group", "true")

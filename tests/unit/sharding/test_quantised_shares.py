@@ -5,6 +5,7 @@ scale apart is decoded.
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from onboard.errors import OnboardError
 from onboard.graph.quantise.coded_shares import encoded_share, weight_of_share
 from onboard.graph.weight_load.parameters import Share
-from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
+from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quantised_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.weight import QuantisedWeight
 from onboard.testing.divided import Divided, divide
 from onboard.verify.error import rmse_ratio
 from tests.support import quantised
+from tests.support.quantised_drawing import packed
 from tests.support.sharding.zoo import ROOT, save_family
 
 KEYS = sorted(path.stem for path in (ROOT / "transforms").rglob("quantize_*_from_config.py"))
@@ -108,6 +111,40 @@ def test_a_share_is_read_and_no_more(variant: str) -> None:
         stored = sum(checkpoint.files.names()[each].nbytes for each in found.parts.values())
         read.append(min(bytes_of) / stored)
     assert 0.5 <= min(read) < 0.56, read  # groups of inputs are every rank's
+
+
+def test_words_that_are_not_full_are_not_taken_apart(tmp_path: Path) -> None:
+    """14 codes of four bits take two words, and seven of them are no word."""
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    for index in range(30):
+        shape = draw.choice([(14, 14), (28, 64), (64, 28), (20, 32)])
+        layer, folder = packed(draw, shape), tmp_path / str(index)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"quantization_config": layer.said}))
+        named = {f"up_proj.{ending}": tensor for ending, tensor in layer.tensors.items()}
+        save_file(named, folder / "model.safetensors")
+        checkpoint = quantised_checkpoint(folder)
+        assert checkpoint is not None
+        if "two ways" in refusal_of(checkpoint):
+            continue
+        ((name, found),) = checkpoint.weights.items()
+        for dim, size in enumerate(shape):
+            share = Share(shape, {dim: [(size // 2, size)]})
+            if weight_of_share(found, share) is not None:
+                own = checkpoint.encoded_share(name, share).values()
+                expected = share.of(layer.weight).float()
+                torch.testing.assert_close(own, expected, msg=str(layer.said))
+
+
+def refusal_of(checkpoint: QuantisedCheckpoint) -> str:
+    try:
+        checkpoint.names()
+    except OnboardError as error:
+        return error.message
+    return ""
 
 
 def test_parts_of_several_runs_are_read_one_by_one(tmp_path: Path) -> None:
