@@ -164,8 +164,10 @@ class Method(Protocol):
     def description(self) -> str:
         """In words: "fp8, 128 x 128 blocks"."""
 
-    def weights(self, files: Files) -> Mapping[str, QuantisedWeight]:
-        """Return the quantised weights by name; raise `OnboardError` for what does not fit."""
+    def weights(self, files: Files) -> Mapping[str, QuantisedWeight] | None:
+        """Return the quantised weights by name; None: the method is for inputs or caches alone. Raise
+        `OnboardError` for what does not fit.
+        """
 
     def layout_of(self, module: str) -> Layout | None:
         """Return how a layer's weight lies in files that are not here, as far as the config says it;

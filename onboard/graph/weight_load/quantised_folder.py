@@ -22,6 +22,7 @@ from onboard.graph.weight_load.parameters import Share
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.layouts.float4 import INVERSE_SCALE
+from onboard.quantised.layouts.float8 import INPUT_SCALE_NAMES
 from onboard.quantised.read_method import read_method, refuse_unsaid
 from onboard.quantised.said import describe_tensors, says_float8_cache
 from onboard.quantised.weight import DAMAGED, Method, QuantisedWeight
@@ -39,6 +40,10 @@ _CACHE_SCALES = (
 """Scales of what attention keeps; `model.layers.0.self_attn.k_proj.k_scale` in ModelOpt's files,
 the last two in AutoFP8's.
 """
+_UNUSED_SCALES = (".q_scale", ".prob_scale")
+_ZEROS = (".q_zero_point", ".k_zero_point", ".v_zero_point", ".input_zero_point")
+_BESIDE_MODEL = (*_CACHE_SCALES, *INPUT_SCALE_NAMES, *_ZEROS)
+"""Tensors that say nothing of a weight: how attention and layers with whole weights quantise inputs."""
 
 
 class QuantisedCheckpoint(Checkpoint):
@@ -54,13 +59,14 @@ class QuantisedCheckpoint(Checkpoint):
     @cached_property
     def weights(self) -> dict[str, QuantisedWeight]:
         """The quantised weights by name; what does not fit is an `OnboardError`."""
-        found = dict(self.method.weights(self.files))
+        if (found := self.method.weights(self.files)) is None:
+            return {}
         if not found:
             raise OnboardError(
                 f"its config.json says that it is quantised ({self.method.description}), and no tensor is",
                 hint="Fetch the checkpoint again; weights and config.json have to be of one model",
             )
-        return found
+        return dict(found)
 
     @cached_property
     def cache_scales(self) -> tuple[str, ...]:
@@ -193,12 +199,15 @@ class QuantisedCheckpoint(Checkpoint):
         return scale
 
     def check_scales(self) -> None:
-        """Raise `OnboardError` for a scale of inputs, or of cached keys and values, that is none."""
+        """Raise `OnboardError` for a scale of inputs, or of cached keys and values, that is none; those
+        of queries and of attention's weights are of no use here.
+        """
         for weight in self.weights.values():
             if weight.input_scale is not None:
                 self.input_scale(weight)
         for name in self.cache_scales:
-            self.cache_scale(name)
+            if not name.endswith(_UNUSED_SCALES):
+                self.cache_scale(name)
 
     def cache_scale_sizes(self) -> dict[str, int]:
         """Return how many numbers each of the `cache_scales` has."""
@@ -245,6 +254,8 @@ class QuantisedCheckpoint(Checkpoint):
             f"{count} weights in {kind} ({self.method.description}) {ways[kept]}"
             for (kind, kept), count in counts.items()
         ]
+        if not counts:
+            facts.append(f"no weights are quantised ({self.method.description})")
         used = set(scales) & set(self.cache_scales)
         if used:
             facts.append(
@@ -252,7 +263,18 @@ class QuantisedCheckpoint(Checkpoint):
             )
         if count := len(self.cache_scales) - len(used):
             facts.append(f"the checkpoint's {count} scales of cached keys and values are not used")
+        if count := self._unused_input_scales:
+            facts.append(
+                f"{count} layers with whole weights compute with exact inputs, without the checkpoint's scales"
+            )
         return facts
+
+    @property
+    def _unused_input_scales(self) -> int:
+        taken = {name for weight in self.weights.values() for name in weight.tensors}
+        return sum(
+            name.endswith(INPUT_SCALE_NAMES) for name in self.files.names() if name not in taken
+        )
 
 
 def quantised_checkpoint(folder: Path) -> QuantisedCheckpoint | None:
@@ -303,7 +325,7 @@ def decoded_names(
     left = {
         name: meta
         for name, meta in stored.items()
-        if name not in taken and not name.endswith(_CACHE_SCALES)
+        if name not in taken and not name.endswith(_BESIDE_MODEL)
     }
     _refuse_codes(left)
     return left | {name: _decoded(weight) for name, weight in weights.items()}

@@ -53,7 +53,8 @@ class Group:
     """Layers that are quantised alike."""
 
     targets: tuple[str, ...]
-    layout: Layout
+    layout: Layout | None
+    """None: weights are left as they are."""
     activations: Activations
     description: str
 
@@ -84,16 +85,16 @@ class CompressedTensors:
             ):
                 continue
             raise refusal(_NAME, key)
-        groups = values.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
+        groups = values.get("config_groups") or {}
+        if not isinstance(groups, Mapping):
             raise refusal(_NAME, f"config_groups = {str(groups)[:60]}")
         return cls(tuple(_group(each, values.get("format")) for each in groups.values()))
 
     @property
     def description(self) -> str:
         """In words."""
-        kinds = dict.fromkeys(group.description for group in self.groups)
-        return f"{_NAME}, {' and '.join(kinds)}"
+        kinds = dict.fromkeys(group.description for group in self.groups if group.layout)
+        return ", ".join([_NAME, *filter(None, [" and ".join(kinds)])])
 
     def layout_of(self, module: str) -> Layout | None:
         """Return how a layer lies in the files; None: no group targets it, or no op has its bits."""
@@ -101,24 +102,26 @@ class CompressedTensors:
         layout = ranked[1].layout if ranked else None
         return None if isinstance(layout, PackedRows) and layout.bits not in (4, 8) else layout
 
-    def weights(self, files: Files) -> dict[str, QuantisedWeight]:
-        """Return the quantised weights by name."""
+    def weights(self, files: Files) -> dict[str, QuantisedWeight] | None:
+        """Return the quantised weights by name; None: no group is for weights."""
         tensors = files.names()
         modules = dict.fromkeys(stem for ending in _ENDINGS for stem in stems(tensors, ending))
-        found = {}
-        for module in modules:
-            group = self._group_of(module)
-            layout = group.layout
-            if isinstance(layout, PackedRows):
-                layout = layout.of_layer(files, module)
-            weight = layout.find(tensors, f"{module}.weight", group.activations)
-            if weight is None:
-                what = (
-                    f"tensors of {module} that are not as its scheme ({group.description}) has them"
-                )
-                raise refusal(_NAME, what)
-            found[weight.name] = weight
-        return found
+        found = [self._weight(files, module) for module in modules]
+        if not any(group.layout for group in self.groups):
+            return None
+        return {weight.name: weight for weight in found}
+
+    def _weight(self, files: Files, module: str) -> QuantisedWeight:
+        group = self._group_of(module)
+        layout, weight = group.layout, None
+        if isinstance(layout, PackedRows):
+            layout = layout.of_layer(files, module)
+        if layout is not None:
+            weight = layout.find(files.names(), f"{module}.weight", group.activations)
+        if weight is None:
+            what = f"tensors of {module} that are not as its scheme ({group.description}) has them"
+            raise refusal(_NAME, what)
+        return weight
 
     def _group_of(self, module: str) -> Group:
         if (ranked := self._ranked(module)) is None:
@@ -148,17 +151,20 @@ def _group(values: object, general: object) -> Group:
         raise refusal(_NAME, f"the group {str(values)[:60]}")
     check_keys(_NAME, values, _GROUP_KEYS)
     weights = values.get("weights")
-    if not isinstance(weights, Mapping):
-        raise refusal(_NAME, "a group that does not quantise weights")
+    if not isinstance(weights, Mapping | None):
+        raise refusal(_NAME, f"weights = {str(weights)[:60]}")
     if values.get("output_activations"):
         raise refusal(_NAME, "output_activations")
-    check_keys(_NAME, weights, _ARGS)
     targets = values.get("targets")
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise refusal(_NAME, f"targets = {str(targets)[:60]}")
+    activations = _activations(values.get("input_activations"))
+    if weights is None:
+        return Group(tuple(targets), None, activations, "no weights")
+    check_keys(_NAME, weights, _ARGS)
     written = values.get("format") or general or _usual_format(weights)
     layout, described = _layout(weights, str(written))
-    return Group(tuple(targets), layout, _activations(values.get("input_activations")), described)
+    return Group(tuple(targets), layout, activations, described)
 
 
 def _usual_format(weights: Mapping[str, Any]) -> str:

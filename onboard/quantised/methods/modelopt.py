@@ -32,6 +32,8 @@ _KEYS = {
 }
 Layout = EightBits | FourBitFloats | PairedRows
 _MIXED = "MIXED_PRECISION"
+_NONE = "NONE"
+"""Of a config that is for cached keys and values alone."""
 _PER_TENSOR = Activations("tensor")
 _SCALE = ".weight_scale"
 
@@ -57,7 +59,7 @@ class ModelOpt:
         algorithm = str(said.get("quant_algo")).upper()
         own = {str(name): _algorithm(each) for name, each in layers.items()}
         for name, group in [(algorithm, _group_size(said)), *own.values()]:
-            if name != _MIXED:
+            if name not in (_MIXED, _NONE):
                 _layout(name, group)
         return cls(algorithm, _group_size(said), own)
 
@@ -69,10 +71,10 @@ class ModelOpt:
     def layout_of(self, module: str) -> Layout | None:
         """Return how a layer lies in the files; None: where layers differ it has no algorithm."""
         algorithm, group = self._of_layer(module)
-        return None if algorithm == _MIXED else _layout(algorithm, group)[0]
+        return None if algorithm in (_MIXED, _NONE) else _layout(algorithm, group)[0]
 
-    def weights(self, files: Files) -> dict[str, QuantisedWeight]:
-        """Return the quantised weights by name."""
+    def weights(self, files: Files) -> dict[str, QuantisedWeight] | None:
+        """Return the quantised weights by name; None: none are."""
         tensors, found = files.names(), {}
         for module in stems(tensors, _SCALE):
             algorithm, group = self._of_layer(module)
@@ -81,7 +83,7 @@ class ModelOpt:
             if weight is None:
                 raise refusal(_NAME, f"tensors of {module} that are not as {algorithm} has them")
             found[weight.name] = weight
-        return found
+        return None if not found and (self.algorithm, self.layers) == (_NONE, {}) else found
 
     def _of_layer(self, module: str) -> tuple[str, int]:
         if module in self.layers:

@@ -51,7 +51,7 @@ def _of_the_hub(source: HubSource, method: Method | None) -> dict[str, TensorMet
         refuse_unsaid(stored)
         return stored
     try:
-        return decoded_names(stored, method.weights(Headers(stored)))
+        return decoded_names(stored, method.weights(Headers(stored)) or {})
     except NotAtHandError:
         return {}
 
