@@ -126,6 +126,22 @@ _ROUNDING: dict[str, Writer] = {
     "gptq_qwen3_moe": _rounded("auto_gptq", shape="qwen3_moe", group=64, moe_intermediate_size=64),
     "awq": _rounded("auto_awq", symmetric=False),
     "auto_round": _rounded("auto_round", symmetric=False, group=64, **_NARROW),
+    "auto_round_all_bits": _rounded(
+        "auto_round",
+        symmetric=False,
+        group=64,
+        layers={
+            f"model.layers.0.{module}": {"bits": bits}
+            for module, bits in {
+                "self_attn.q_proj": 2,
+                "self_attn.k_proj": 3,
+                "self_attn.o_proj": 5,
+                "mlp.gate_proj": 6,
+                "mlp.up_proj": 7,
+            }.items()
+        },
+        **_NARROW,
+    ),
     "auto_round_gptq": _rounded(
         "auto_round:auto_gptq",
         symmetric=False,

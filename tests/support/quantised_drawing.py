@@ -76,7 +76,7 @@ def _sizes(draw: random.Random, shape: Shape) -> tuple[int, int, int]:
 def gptq(draw: random.Random, shape: Shape = None) -> Layer:
     """GPTQ: codes and zeros in words, groups in any order, zeros of both versions."""
     outputs, inputs, group = _sizes(draw, shape)
-    widths = [4, 4, 8, 2, 3] if outputs % 32 == 0 else [4, 4, 8, 2]
+    widths = [4, 4, 8, 2, 3, 5, 6, 7] if outputs % 32 == 0 else [4, 4, 8, 2]
     bits, mixed = draw.choice(widths), draw.random() < 0.5
     version = draw.choice([1, 2]) if shape is None else 1  # of all layers of a model
     size = inputs if group == -1 else group

@@ -64,7 +64,7 @@ _GPTQ_KEYS = {
     "parallel_packing",
     "dynamic",
 }
-_BITS = (2, 3, 4, 8)
+_BITS = range(2, 9)
 _LEFT = "-:"
 _OWN_KEYS = {"bits", "group_size", "sym", "desc_act", "mse", "damp_percent", "static_groups"}
 _AWQ_KEYS = {
@@ -154,7 +154,7 @@ class PackedWords:
         return f"{self.name}, {bits} bits{group}"
 
     def layout_of(self, module: str) -> Gptq | Awq | None:
-        """Return how a layer lies in the files; None: it is left out, or has two or three bits."""
+        """Return how a layer lies in the files; None: it is left out, or no op has its bits."""
         layout = self._layout_of(module)
         left = any(pattern_of(self.name, text).match(module) for text in self.left)
         return None if left or layout.bits not in (4, 8) else layout
@@ -236,18 +236,31 @@ def read_auto_round(values: Mapping[str, Any]) -> PackedWords:
     bits = one_of(name, values, "bits", _BITS)
     if packing.endswith(("auto_awq", ":awq")):
         return PackedWords(name, Awq(group_of(name, values)), {})
-    if not packing.endswith(("auto_gptq", "gptqmodel")):
+    if packing != "auto_round" and not packing.endswith(("auto_gptq", "gptqmodel")):
         raise refusal(name, f"packing_format = {packing[:60]}")
     less = packing.endswith("auto_gptq")
-    general, own = (
-        _of_auto_round(bits, group_of(name, values), less),
-        dict(_own_layers(values, less)),
-    )
-    left = (str(layer) for layer in values.get("extra_config") or {} if layer not in own)
-    return PackedWords(name, general, own, left=tuple(f"{re.escape(each)}$" for each in left))
+    general = _of_auto_round(bits, group_of(name, values), less)
+    layers = dict(_own_layers(values, less))
+    own = {layer: layout for layer, layout in layers.items() if layout and not _is_pattern(layer)}
+    rules = {layer: layout for layer, layout in layers.items() if layout and _is_pattern(layer)}
+    patterns = tuple((_pattern_within(name, text), layout) for text, layout in rules.items())
+    left = (layer for layer, layout in layers.items() if layout is None)
+    texts = (text if _is_pattern(text) else f"{re.escape(text)}$" for text in left)
+    return PackedWords(name, general, own, patterns, tuple(texts))
 
 
-def _own_layers(values: Mapping[str, Any], less: bool) -> Any:
+def _is_pattern(layer: str) -> bool:
+    """Tell whether a key means layers by a pattern; a name has letters, digits and dots."""
+    return re.fullmatch(r"[\w.]*", layer) is None
+
+
+def _pattern_within(method: str, text: str) -> re.Pattern[str]:
+    """Return a pattern that is looked for anywhere in a name."""
+    return pattern_of(method, text if text.startswith((".*", "^")) else f".*(?:{text})")
+
+
+def _own_layers(values: Mapping[str, Any], less: bool) -> Iterator[tuple[str, Gptq | None]]:
+    """Yield layers, or patterns of them, and what they have of their own; None: they are left out."""
     extra = values.get("extra_config") or {}
     if not isinstance(extra, Mapping):
         raise refusal("auto-round", f"extra_config = {str(extra)[:60]}")
@@ -255,8 +268,9 @@ def _own_layers(values: Mapping[str, Any], less: bool) -> Any:
         if not isinstance(own, Mapping):
             raise refusal("auto-round", f"extra_config of {str(layer)[:60]}")
         said = {"bits": values["bits"], "group_size": values["group_size"], **own}
-        if said["bits"] in _BITS:
-            yield str(layer), _of_auto_round(said["bits"], group_of("auto-round", said), less)
+        has_codes = said["bits"] in _BITS
+        group = group_of("auto-round", said) if has_codes else None
+        yield str(layer), _of_auto_round(said["bits"], group, less) if has_codes else None
 
 
 def _of_auto_round(bits: int, group: int | None, less: bool) -> Gptq:

@@ -78,6 +78,12 @@ def require_same(folder: Path, variant: str, prefix: tuple[str, str] = ("", ""))
         ("gptq", {"v2": False, "offload_to_disk": True, "vram_strategy": "exclusive"}),
         ("gptq", {"meta": {"quantizer": ["gptqmodel:5.0"]}, "pack_dtype": "int32"}),
         ("awq", {"version": "GEMM", "checkpoint_format": "gemm"}),
+        (
+            "auto_round_gptq",
+            {"extra_config": {r".*mlp\.up.*": {"bits": 8}, "k_proj$": {"bits": 16}}},
+        ),
+        ("auto_round_gptq", {"extra_config": {"up_pro[j]": {"bits": 8}, ".*up.*": {"bits": 2}}}),
+        ("auto_round_all_bits", {"packing_format": "auto_round:gptqmodel"}),
         ("bnb_nf4", {"llm_int8_skip_modules": ["lm_head", "model.layers.1.mlp"]}),
     ],
 )
@@ -302,7 +308,7 @@ def test_modelopts_layers_by_a_shorter_name(tmp_path: Path) -> None:
     [
         ("gptq", {"rotation": "hadamard"}, "rotation"),
         ("gptq", {"adapter": {"lora": 1}}, "adapter"),
-        ("gptq", {"dynamic": {"+:.*": {"bits": 5}}}, "bits = 5"),
+        ("gptq", {"dynamic": {"+:.*": {"bits": 9}}}, "bits = 9"),
         ("gptq", {"dynamic": {"+:(a+)+": {"bits": 8}}}, "pattern"),
         ("gptq", {"dynamic": {".*": {"spin": 1}}}, "spin"),
         ("gptq", {"checkpoint_format": "marlin"}, "marlin"),

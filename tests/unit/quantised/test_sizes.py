@@ -59,7 +59,14 @@ UNSAID = {
     "torchao_int8": "what its writer made of the config",
 }
 """What a config does not say of a checkpoint, and its files do."""
-DECODED = ("bnb_fp4", "bnb_nf4", "ct_odd_bits", "ct_odd_bits_by_word", "hf_mxfp8", "modelopt_mxfp8")
+DECODED = (
+    "bnb_fp4",
+    "bnb_nf4",
+    "ct_odd_bits",
+    "ct_odd_bits_by_word",
+    "hf_mxfp8",
+    "modelopt_mxfp8",
+)
 
 
 def without_files(variant: str, folder: Path) -> Path:
