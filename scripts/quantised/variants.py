@@ -83,6 +83,13 @@ _COMPRESSED: dict[str, Writer] = {
     "ct_odd_bits": _compressed(groups=_ODD_BITS, **_NARROW),
     "ct_odd_bits_by_word": partial(compressed.write_by_word, groups=_ODD_BITS, **_NARROW),
     "ct_w4a16_odd_width": _compressed("W4A16", arguments=_OF_OUTPUTS, intermediate_size=84),
+    "ct_w4a8": _compressed("W4A8", arguments={"group_size": 64}, **_NARROW),
+    "ct_w4afp8": _compressed("W4AFP8", arguments=_OF_OUTPUTS, **_NARROW),
+    "ct_embeddings": _compressed(
+        groups=(("W8A16", ("Embedding", "lm_head"), _OF_OUTPUTS), ("W4A16", ("Linear",), {})),
+        ignore=(),
+        **_NARROW,
+    ),
     "ct_nvfp4": _compressed("NVFP4", **_NARROW),
     "ct_nvfp4a16": _compressed("NVFP4A16", **_NARROW, **_TIED),
     "ct_mxfp4": _compressed("MXFP4", **_NARROW),

@@ -55,13 +55,13 @@ def how_inputs_are_quantised(weight: QuantisedWeight) -> str:
 
 
 def _takes(weight: QuantisedWeight, activations: Activations) -> bool:
-    """Tell whether a weight's ops take inputs of a dtype: integers where outputs have one scale each,
-    and codes no zero.
+    """Tell whether a weight's ops take inputs of a dtype: that of its codes, and integers where outputs
+    have one scale each, and codes no zero.
     """
     if activations.dtype == "int8":
         is_plain = weight.block is None and not weight.has_offset and "groups" not in weight.parts
         return weight.computed_as == "int8" and is_plain and activations.kind in ("token", "tensor")
-    return activations.dtype == "float8_e4m3fn"
+    return (activations.dtype, weight.computed_as) == ("float8_e4m3fn", "fp8")
 
 
 def plan_input_scale(gm: GraphModule, name: str, parts: Sequence[str]) -> str:

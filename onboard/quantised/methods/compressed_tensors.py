@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
+from onboard.errors import OnboardError
 from onboard.quantised.layouts.float4 import FourBitFloats
 from onboard.quantised.layouts.float8 import EightBits, stems
 from onboard.quantised.layouts.packed_rows import PackedRows
@@ -46,6 +48,8 @@ _ENDINGS = (".weight_packed", ".weight_scale")
 _INPUTS = {"float8": "float8_e4m3fn", "int8": "int8", "float4": "float4_e2m1fn"}
 Layout = EightBits | FourBitFloats | PackedRows
 _REGEX = "re:"
+_OF_CLASS = 2
+"""The rank of a group that means a module by its class."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,20 @@ class Group:
         """
         ranks = (_rank(target, module) for target in self.targets)
         return min((rank for rank in ranks if rank is not None), default=None)
+
+    def weight_of(self, files: Files, module: str) -> QuantisedWeight:
+        """Return the weight of a module; raise `OnboardError` where it is not stored as the group has
+        it.
+        """
+        layout, weight = self.layout, None
+        if isinstance(layout, PackedRows):
+            layout = layout.of_layer(files, module)
+        if layout is not None:
+            weight = layout.find(files.names(), f"{module}.weight", self.activations)
+        if weight is None:
+            what = f"tensors of {module} that are not as its scheme ({self.description}) has them"
+            raise refusal(_NAME, what)
+        return weight
 
 
 @dataclass(frozen=True)
@@ -98,8 +116,8 @@ class CompressedTensors:
 
     def layout_of(self, module: str) -> Layout | None:
         """Return how a layer lies in the files; None: no group targets it, or no op has its bits."""
-        ranked = self._ranked(module)
-        layout = ranked[1].layout if ranked else None
+        meaning = self._meaning(module)
+        layout = meaning[0].layout if meaning else None
         return None if isinstance(layout, PackedRows) and layout.bits not in (4, 8) else layout
 
     def weights(self, files: Files) -> dict[str, QuantisedWeight] | None:
@@ -112,28 +130,27 @@ class CompressedTensors:
         return {weight.name: weight for weight in found}
 
     def _weight(self, files: Files, module: str) -> QuantisedWeight:
-        group = self._group_of(module)
-        layout, weight = group.layout, None
-        if isinstance(layout, PackedRows):
-            layout = layout.of_layer(files, module)
-        if layout is not None:
-            weight = layout.find(files.names(), f"{module}.weight", group.activations)
-        if weight is None:
-            what = f"tensors of {module} that are not as its scheme ({group.description}) has them"
-            raise refusal(_NAME, what)
-        return weight
+        """Return a module's weight as the first group has it that may mean the module and fits."""
+        refused: list[OnboardError] = []
+        for group in self._meaning(module):
+            try:
+                return group.weight_of(files, module)
+            except OnboardError as error:
+                refused.append(error)
+        raise (
+            refused[0]
+            if refused
+            else refusal(_NAME, f"{module}, which no group of its config targets")
+        )
 
-    def _group_of(self, module: str) -> Group:
-        if (ranked := self._ranked(module)) is None:
-            raise refusal(_NAME, f"{module}, which no group of its config targets")
-        return ranked[1]
-
-    def _ranked(self, module: str) -> tuple[int, Group] | None:
-        """Return the group that means a module most closely, None where none does."""
-        ranked = [
-            (rank, group) for group in self.groups if (rank := group.rank(module)) is not None
-        ]
-        return min(ranked, key=lambda each: each[0], default=None)
+    def _meaning(self, module: str) -> list[Group]:
+        """Return the group that means a module most closely; names do not tell classes of modules
+        apart, so groups that target classes may all mean it.
+        """
+        ranked = [(rank, each) for each in self.groups if (rank := each.rank(module)) is not None]
+        ranked.sort(key=lambda each: each[0])
+        by_name = bool(ranked) and ranked[0][0] < _OF_CLASS
+        return [group for _, group in (ranked[:1] if by_name else ranked)]
 
 
 def _rank(target: str, module: str) -> int | None:
@@ -142,7 +159,7 @@ def _rank(target: str, module: str) -> int | None:
     if target == module or module.endswith(f".{target}"):
         return 0
     if target[:1].isupper():
-        return 2 if target == "Linear" else 3  # another class, as far as names tell
+        return _OF_CLASS if target == "Linear" else _OF_CLASS + 1
     return None
 
 
@@ -198,7 +215,7 @@ def _packed_integers(weights: Mapping[str, Any], written: str) -> tuple[Layout, 
     is_packed = written == "pack-quantized" and weights.get("type", "int") == "int"
     if not is_packed or strategy not in ("group", "channel"):
         return None
-    if type(bits) is not int or not 1 <= bits <= 8:
+    if not _is_small(bits):
         return None
     group = group_of(_NAME, weights) if strategy == "group" else None
     ordered = group is not None and str(weights.get("actorder")).lower() in ("group", "true")
@@ -209,24 +226,34 @@ def _packed_integers(weights: Mapping[str, Any], written: str) -> tuple[Layout, 
 def _eight_bits(weights: Mapping[str, Any], written: str) -> tuple[Layout, str] | None:
     kind = str(weights.get("type", "int"))
     formats = (f"{kind}-quantized", "naive-quantized", "mxfp8-quantized")
-    if weights.get("num_bits") != 8 or written not in formats:
+    bits = weights.get("num_bits")
+    if written not in formats or not _fit_bytes(kind, bits):
         return None
-    name = {"float": "fp8", "int": "int8"}.get(kind, kind)
+    name = {"float": "fp8"}.get(kind, f"{kind}{bits}")
     strategy, block = weights.get("strategy"), _sides(weights.get("block_structure"))
+    coded = partial(EightBits, "_scale", kind="fp8" if kind == "float" else "int8")
     if strategy in ("tensor", "channel"):
-        rows = EightBits("_scale", kind=name, scale_bytes=2, of_outputs=strategy == "channel")
+        rows = coded(scale_bytes=2, of_outputs=strategy == "channel")
         return rows, f"{name} by {strategy}"
     if strategy == "block" and is_block(block):
-        layout = EightBits("_scale", (block[0], block[1]), kind=name, scale_bytes=2)
+        layout = coded((block[0], block[1]), scale_bytes=2)
         return layout, f"{name}, {block[0]} x {block[1]} blocks"
     if strategy == "group":
         group = group_of(_NAME, weights)
         is_mxfp8 = (group, kind) == (32, "float")
         described = "mxfp8" if is_mxfp8 else f"{name}, groups of {group}"
-        width = 1 if is_mxfp8 else 2
         runs = (1, group) if group else None
-        return EightBits("_scale", runs, kind=name, scale_bytes=width), described
+        return coded(runs, scale_bytes=1 if is_mxfp8 else 2), described
     return None
+
+
+def _fit_bytes(kind: str, bits: object) -> bool:
+    """Tell whether a code is a byte: float8, or an integer of eight bits or fewer."""
+    return (kind == "float" and bits == 8) or (kind == "int" and _is_small(bits))
+
+
+def _is_small(bits: object) -> TypeGuard[int]:
+    return type(bits) is int and 1 <= bits <= 8
 
 
 def _sides(block: object) -> object:
@@ -242,7 +269,10 @@ def _activations(values: object) -> Activations:
     if not isinstance(values, Mapping):
         raise refusal(_NAME, f"input_activations = {str(values)[:60]}")
     check_keys(_NAME, values, _ARGS)
-    written = f"{values.get('type', 'int')}{values.get('num_bits')}"
+    kind, bits = values.get("type", "int"), values.get("num_bits")
+    written = f"{kind}{bits}"
+    if kind == "int" and bits != 8 and _is_small(bits):
+        return Activations()  # exact: no op quantises inputs in fewer bits
     if (dtype := _INPUTS.get(written)) is None:
         raise refusal(_NAME, f"input_activations of {written[:60]}")
     strategy, group = values.get("strategy"), values.get("group_size")

@@ -56,6 +56,7 @@ UNSAID = {
     "modelopt_int4_awq": "two layers have factors of inputs",
     "modelopt_w4a8_awq": "two layers have factors of inputs",
     "torchao_fp8": "what its writer made of the config",
+    "ct_embeddings": "embeddings and the head are quantised, too",
     "torchao_int8": "what its writer made of the config",
 }
 """What a config does not say of a checkpoint, and its files do."""

@@ -36,7 +36,12 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("variant", "count"), [("gptq_8bit", 4), ("bnb_int8", 8), ("torchao_int8", 8)]
+    ("variant", "count"),
+    [
+        *(("gptq_8bit", 4), ("bnb_int8", 8), ("torchao_int8", 8)),
+        # Their inputs are exact: scales are of groups, and inputs float8
+        *(("ct_w4a8", 4), ("ct_w4afp8", 4)),
+    ],
 )
 def test_codes_say_what_the_decoded_model_says(variant: str, count: int) -> None:
     folder = quantised.FOLDER / variant
