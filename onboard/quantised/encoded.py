@@ -74,6 +74,12 @@ class Encoded:
             weight *= self.inputs
         return weight.transpose(-1, -2) if self.transposed else weight
 
+    def has_lost_scales(self) -> bool:
+        """Tell whether codes stand for numbers, and scales of zero let nothing of them be left."""
+        ones = torch.ones_like(self.scale, dtype=torch.float32)
+        bare = replace(self, scale=ones, whole=None, inputs=None, offset=None)
+        return bool(bare.values().any()) and not bool(self.values().any())
+
     def pieces(self) -> Iterator[tuple[int, Encoded]]:
         """Yield weights of some outputs each, and where they begin: what decoding takes beside the
         values is then small.

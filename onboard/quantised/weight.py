@@ -206,6 +206,12 @@ def require_dtype(tensors: Mapping[str, TensorMeta], name: str, *allowed: torch.
         )
 
 
+def require_matrix(tensors: Mapping[str, TensorMeta], name: str) -> None:
+    """Raise `OnboardError` where a tensor has not two dimensions."""
+    if len(shape := tensors[name].shape) != 2:
+        raise OnboardError(f"{name} is {list(shape)}, no matrix", hint=DAMAGED)
+
+
 def require_scalar(tensors: Mapping[str, TensorMeta], name: str) -> None:
     """Raise `OnboardError` where a tensor is not one number."""
     require_shape(tensors, name, (), (1,), (1, 1))

@@ -209,6 +209,16 @@ class QuantisedCheckpoint(Checkpoint):
             if not name.endswith(_UNUSED_SCALES):
                 self.cache_scale(name)
 
+    def check_values(self, name: str, values: torch.Tensor) -> None:
+        """Raise `OnboardError` for a weight of which scales of zero leave nothing, `values` being what
+        `read` returns.
+        """
+        if self.is_stored(name) or bool(values.any()):
+            return
+        if self.encoded(name).has_lost_scales():
+            scale = self.weights[name].parts["scale"]
+            raise OnboardError(f"{name} is all zeros, and its codes are not: {scale}", hint=DAMAGED)
+
     def cache_scale_sizes(self) -> dict[str, int]:
         """Return how many numbers each of the `cache_scales` has."""
         stored = self.files.names()

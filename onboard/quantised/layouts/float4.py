@@ -77,6 +77,10 @@ class FourBitFloats:
         packed = tensors[stem + self.packed]
         if packed.dtype != torch.uint8:
             return None
+        if len(packed.shape) < 2:
+            raise OnboardError(
+                f"{stem}{self.packed} is {list(packed.shape)}, no matrix", hint=DAMAGED
+            )
         outputs, half = packed.shape[-2:]
         require(tensors, stem + self.scale, stem + self.packed)
         require_shape(

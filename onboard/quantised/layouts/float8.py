@@ -56,7 +56,7 @@ class EightBits:
     divisor: float = 1.0
     """The scale is divided by it (LLM.int8 has the largest value, not the step)."""
     kind: str = "fp8"
-    """The codes of files that are not here."""
+    """The codes: "fp8" or "int8"."""
     scale_bytes: int = 4
     """Of a scale in files that are not here."""
     of_outputs: bool = False
@@ -78,8 +78,10 @@ class EightBits:
         meta = tensors[name]
         if len(meta.shape) < 2:
             raise OnboardError(f"{name} is {list(meta.shape)}, no matrix", hint=DAMAGED)
+        require_dtype(tensors, name, *(d for d, kind in _EIGHT_BITS.items() if self.kind in kind))
         scale = require(tensors, name + self.scale, name)
-        require_dtype(tensors, name + self.scale, *NUMBERS, *EXPONENTS)
+        has_exponents = self.kind == "fp8" and self.block is not None
+        require_dtype(tensors, name + self.scale, *NUMBERS, *(EXPONENTS if has_exponents else ()))
         rows, columns = self._extent(name, meta.shape, scale.shape)
         stem = name.removesuffix(".weight")
         zero = neighbours(tensors, stem, {"zero": ".weight_zero_point"})

@@ -28,6 +28,7 @@ from onboard.quantised.weight import (
     neighbours,
     require,
     require_dtype,
+    require_matrix,
     require_shape,
 )
 
@@ -123,6 +124,7 @@ class PackedIntegers(ABC):
         if words not in tensors:
             return None
         require_dtype(tensors, words, self.words)
+        require_matrix(tensors, words)
         rows, columns = tensors[words].shape
         outputs, inputs = self.shape(rows, columns)
         group = self.group or inputs

@@ -5,6 +5,7 @@ quantised themselves (QLoRA, Dettmers et al. 2023, section 3).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ STORAGES = {
 """Dtypes whose elements the bytes of codes may lie in (`bnb_4bit_quant_storage`): FSDP shards weights of
 one dtype alone.
 """
+_CODES, _NESTED_CODES = 16, 256
+"""Codes that a table has values for."""
 _ENDINGS = {
     "codes": "",
     "scale": ".absmax",
@@ -62,6 +65,7 @@ def find(files: Files, name: str, kind: str) -> QuantisedWeight | None:
             f"{name} has {tensors[name].nbytes} bytes, not those of {outputs} x {inputs}",
             hint=DAMAGED,
         )
+    _check_sizes(tensors, name, state)
     return QuantisedWeight(
         name,
         (outputs, inputs),
@@ -87,6 +91,19 @@ def _check_scales(tensors: Mapping[str, TensorMeta], name: str) -> None:
         require_dtype(tensors, each, *NUMBERS)
 
 
+def _check_sizes(tensors: Mapping[str, TensorMeta], name: str, state: Mapping[str, Any]) -> None:
+    """Raise `OnboardError` for scales or tables of other sizes than blocks and codes ask for."""
+    count = blocks(math.prod(state["shape"]), state["block"])
+    sizes = {"table": _CODES, "scale": count}
+    if tensors[name + _ENDINGS["scale"]].dtype == torch.uint8:
+        nested = blocks(count, state["nested_block"])
+        sizes |= {"nested_table": _NESTED_CODES, "nested_scale": nested}
+    for role, size in sizes.items():
+        each = name + _ENDINGS[role]
+        if (found := math.prod(tensors[each].shape)) != size:
+            raise OnboardError(f"{each} has {found} numbers, not {size}", hint=DAMAGED)
+
+
 def _state(files: Files, name: str) -> dict[str, Any]:
     """Return what a weight's JSON says: shape, block sizes, what is added to nested scales."""
     if files.names()[name].nbytes > _STATE_BYTES:
@@ -109,10 +126,16 @@ def _decode(found: Tensors, state: Mapping[str, Any]) -> Encoded:
     codes = torch.stack([data >> 4, data & 15], dim=-1).flatten()[: outputs * inputs]
     scale = found["scale"]
     if "nested_scale" in found:
-        nested = found["nested_scale"].repeat_interleave(state["nested_block"])[: scale.numel()]
-        scale = found["nested_table"][scale.int().flatten()] * nested + state["nested_offset"]
+        nested = (
+            found["nested_scale"]
+            .flatten()
+            .repeat_interleave(state["nested_block"])[: scale.numel()]
+        )
+        scale = (
+            found["nested_table"].flatten()[scale.int().flatten()] * nested + state["nested_offset"]
+        )
     scale, block = scale.flatten().float(), state["block"]
-    table = tuple(found["table"].tolist())
+    table = tuple(found["table"].flatten().tolist())
     if inputs % block == 0:
         return Encoded(codes.view(outputs, inputs), scale.view(outputs, -1), 1, block, table=table)
     # Blocks that run over the end of a row: a scale an element

@@ -29,6 +29,7 @@ from onboard.quantised.weight import (
     blocks,
     require,
     require_dtype,
+    require_matrix,
     require_shape,
 )
 
@@ -63,8 +64,9 @@ class PackedRows(PackedIntegers):
         another size.
         """
         tensors, words = files.names(), module + self.codes
-        if words not in tensors or len(tensors[words].shape) != 2:
+        if words not in tensors:
             return self
+        require_matrix(tensors, words)
         if (inputs := self._inputs(files, module)) is None:
             return self
         shape = tensors[words].shape

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from onboard.quantised.layouts import normal_float4
 from onboard.quantised.layouts.float4 import FourBitFloats, expert_blocks
 from onboard.quantised.layouts.float8 import EightBits, stems
 from onboard.quantised.methods.settings import check_keys, one_of, refusal
-from onboard.quantised.weight import Activations, Files, QuantisedWeight
+from onboard.quantised.weight import (
+    NUMBERS,
+    Activations,
+    Files,
+    QuantisedWeight,
+    require_dtype,
+)
 
 _INT8_STEPS = 127.0
 """LLM.int8 (Dettmers et al. 2022) stores the largest absolute value of a row."""
@@ -96,13 +100,14 @@ class BitsAndBytes:
         tensors, found = files.names(), {}
         for stem in stems(tensors, ".SCB"):
             name = f"{stem}.weight"
+            require_dtype(tensors, f"{stem}.SCB", *NUMBERS)
             renamed = (
                 {name: tensors[name], f"{name}_scale": tensors[f"{stem}.SCB"]}
                 if name in tensors
                 else {}
             )
-            weight = EightBits("_scale", divisor=_INT8_STEPS).find(renamed, name, Activations())
-            if weight is None or tensors[name].dtype != torch.int8:
+            layout = EightBits("_scale", divisor=_INT8_STEPS, kind="int8")
+            if (weight := layout.find(renamed, name, Activations())) is None:
                 raise refusal("bitsandbytes", f"{stem}.SCB and no int8 weight")
             unread = (f"{stem}.weight_format",) if f"{stem}.weight_format" in tensors else ()
             parts = {"codes": name, "scale": f"{stem}.SCB"}

@@ -22,6 +22,7 @@ from onboard.quantised.weight import (
     neighbours,
     require,
     require_dtype,
+    require_matrix,
     require_shape,
 )
 
@@ -35,6 +36,7 @@ _KEYS = {
     "quant_type_kwargs",
 }
 _KINDS = {"Int8Tensor": "int8", "Float8Tensor": "fp8"}
+_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _ENDINGS = {"codes": "qdata", "scale": "scale", "zero": "zero_point"}
 _LONGEST_NOTE = 10_000
 
@@ -86,10 +88,9 @@ def _weight(files: Files, name: str, note: Mapping[str, Any]) -> QuantisedWeight
     parts = neighbours(tensors, stem, _ENDINGS)
     for role in ("codes", "scale"):
         require(tensors, stem + _ENDINGS[role], name)
-    require_dtype(tensors, parts["codes"], torch.int8, torch.float8_e4m3fn)
+    require_dtype(tensors, parts["codes"], _DTYPES[_KINDS[kind]])
+    require_matrix(tensors, parts["codes"])
     shape = tensors[parts["codes"]].shape
-    if len(shape) != 2:
-        raise OnboardError(f"{parts['codes']} is {list(shape)}, no matrix", hint=DAMAGED)
     rows, columns = block
     grid = (blocks(shape[0], rows), blocks(shape[1], columns))
     for role in parts.keys() & {"scale", "zero"}:

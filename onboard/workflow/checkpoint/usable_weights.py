@@ -80,7 +80,8 @@ def check_fit(model: Any, tensors: dict[str, TensorMeta]) -> list[str]:
 
 def check_weights(folder: Path) -> None:
     """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an
-    infinity, but for those of a causal mask that code keeps in its checkpoints.
+    infinity, but for those of a causal mask that code keeps in its checkpoints, and for scales of
+    zero that leave nothing of a weight.
     """
     from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
     from onboard.graph.weight_load.safetensors_folder import find_non_finite
@@ -91,6 +92,8 @@ def check_weights(folder: Path) -> None:
         checkpoint.check_scales()
     for name in checkpoint.names():
         tensor = checkpoint.read(name)
+        if isinstance(checkpoint, QuantisedCheckpoint):
+            checkpoint.check_values(name, tensor)
         if (found := find_non_finite(tensor)) and not _is_causal_mask(tensor):
             raise OnboardError(
                 f"the weight {name} of {folder} holds {found}",

@@ -118,6 +118,73 @@ def test_parts_of_a_dtype_that_the_format_does_not_have(variant: str, tmp_path: 
             refused(folder)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scales_of_zero(variant: str, tmp_path: Path) -> None:
+    """Nothing would be left of a weight that has codes."""
+    weight = one_weight(quantised.FOLDER / variant)
+    scale = load_file(quantised.FOLDER / variant / "model.safetensors")[weight.parts["scale"]]
+    if scale.dtype == torch.uint8 or scale.dtype == torch.float8_e8m0fnu:
+        return  # exponents, or codes of scales
+    folder = copy_of(variant, tmp_path)
+    change(folder, weight.parts["scale"], torch.zeros_like(scale.float()).to(scale.dtype))
+    assert weight.parts["scale"] in refused(folder)
+
+
+def test_a_weight_of_zeros_is_one(tmp_path: Path) -> None:
+    """Expanded models have layers of zeros, whose scales may be 0, too."""
+    folder = copy_of("ct_w8a8", tmp_path)
+    weight = one_weight(folder)
+    for part in weight.parts.values():
+        tensor = load_file(folder / "model.safetensors")[part]
+        change(folder, part, torch.zeros_like(tensor))
+    gathered(folder)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_codes_of_other_dimensions(variant: str, tmp_path: Path) -> None:
+    name = one_weight(quantised.FOLDER / variant).parts["codes"]
+    tensor = load_file(quantised.FOLDER / variant / "model.safetensors")[name]
+    for place, other in enumerate((tensor.flatten(), tensor.unsqueeze(0))):
+        folder = copy_of(variant, tmp_path / str(place))
+        change(folder, name, other.contiguous())
+        if "bnb" in variant and "int8" not in variant:
+            gathered(folder)  # its bytes are a list, whatever their shape
+        else:
+            refused(folder)
+
+
+@pytest.mark.parametrize(
+    "variant", ["ct_fp8_dynamic", "hf_fp8_llama", "modelopt_fp8", "torchao_fp8"]
+)
+def test_integers_where_floats_are_said(variant: str, tmp_path: Path) -> None:
+    name = one_weight(quantised.FOLDER / variant).parts["codes"]
+    folder = copy_of(variant, tmp_path)
+    tensor = load_file(folder / "model.safetensors")[name]
+    change(folder, name, tensor.float().to(torch.int8))
+    assert name in refused(folder)
+
+
+@pytest.mark.parametrize("variant", ["ct_fp8_dynamic", "ct_w8a8", "bnb_int8", "modelopt_fp8"])
+def test_exponents_where_numbers_are_said(variant: str, tmp_path: Path) -> None:
+    name = one_weight(quantised.FOLDER / variant).parts["scale"]
+    folder = copy_of(variant, tmp_path)
+    tensor = load_file(folder / "model.safetensors")[name]
+    change(folder, name, torch.full_like(tensor, 120, dtype=torch.uint8))
+    assert name in refused(folder)
+
+
+@pytest.mark.parametrize("variant", ["bnb_nf4", "bnb_fp4"])
+def test_tables_and_scales_of_other_sizes(variant: str, tmp_path: Path) -> None:
+    parts = one_weight(quantised.FOLDER / variant).parts
+    for role, name in parts.items():
+        if role == "codes":
+            continue
+        folder = copy_of(variant, tmp_path / role)
+        tensor = load_file(folder / "model.safetensors")[name]
+        change(folder, name, tensor.flatten()[: tensor.numel() // 2].clone())
+        assert name in refused(folder)
+
+
 @pytest.mark.parametrize("value", [float("nan"), 0.0, -1.0, float("inf")])
 def test_scales_of_inputs_and_caches_that_are_none(value: float, tmp_path: Path) -> None:
     """Known in gather, not when a model runs."""
