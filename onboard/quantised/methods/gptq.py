@@ -185,19 +185,23 @@ def read_gptq(values: Mapping[str, Any]) -> PackedWords:
     less = written == "gptq"
     ordered = values.get("desc_act") is True
     layout = Gptq(bits, group_of("gptq", values), less, ordered)
-    left = (str(rule) for rule in values.get("dynamic") or {} if str(rule).startswith(_LEFT))
+    left = (str(rule) for rule in _dynamic(values) if str(rule).startswith(_LEFT))
     texts = tuple(rule.removeprefix(_LEFT) for rule in left)
     return PackedWords("gptq", layout, {}, tuple(_rules(values, less)), texts)
+
+
+def _dynamic(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    dynamic = values.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise refusal("gptq", f"dynamic = {str(dynamic)[:60]}")
+    return dynamic
 
 
 def _rules(values: Mapping[str, Any], less: bool) -> Iterator[tuple[re.Pattern[str], Gptq]]:
     """Yield the patterns of GPTQModel's `dynamic` that give layers bits and groups of their own; those
     after "-:" name layers that are not quantised.
     """
-    dynamic = values.get("dynamic") or {}
-    if not isinstance(dynamic, Mapping):
-        raise refusal("gptq", f"dynamic = {str(dynamic)[:60]}")
-    for rule, own in dynamic.items():
+    for rule, own in _dynamic(values).items():
         if str(rule).startswith(_LEFT):
             continue
         if not isinstance(own, Mapping):
@@ -230,8 +234,7 @@ def read_auto_round(values: Mapping[str, Any]) -> PackedWords:
     name = "auto-round"
     check_keys(name, values, _AUTO_ROUND_KEYS)
     one_of(name, {"data_type": "int"} | dict(values), "data_type", ("int",))
-    if values.get("act_bits", 16) < 16:
-        raise refusal(name, f"act_bits = {values.get('act_bits')}")
+    one_of(name, {"act_bits": 16} | dict(values), "act_bits", (16, 32, None))
     packing = str(values.get("packing_format", ""))
     bits = one_of(name, values, "bits", _BITS)
     if packing.endswith(("auto_awq", ":awq")):

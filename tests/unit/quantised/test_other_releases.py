@@ -311,6 +311,8 @@ def test_modelopts_layers_by_a_shorter_name(tmp_path: Path) -> None:
         ("gptq", {"dynamic": {"+:.*": {"bits": 9}}}, "bits = 9"),
         ("gptq", {"dynamic": {"+:(a+)+": {"bits": 8}}}, "pattern"),
         ("gptq", {"dynamic": {".*": {"spin": 1}}}, "spin"),
+        ("gptq", {"dynamic": 1.5}, "dynamic = 1.5"),
+        ("auto_round", {"act_bits": "8"}, "act_bits = 8"),
         ("gptq", {"checkpoint_format": "marlin"}, "marlin"),
         ("awq", {"version": "gemv"}, "gemv"),
         ("awq", {"format": "marlin"}, "marlin"),
