@@ -369,4 +369,5 @@ def decoded_state(folder: Path) -> dict[str, torch.Tensor] | None:
 
 def _decoded(weight: QuantisedWeight) -> TensorMeta:
     size = math.prod(weight.shape) * torch.bfloat16.itemsize
-    return TensorMeta(tuple(weight.shape), torch.bfloat16, size)
+    is_linear = len(weight.shape) == 2 and not weight.transposed
+    return TensorMeta(tuple(weight.shape), torch.bfloat16, size, is_decoded=is_linear)

@@ -63,6 +63,8 @@ class TensorMeta:
     """Where its data begin, in bytes from the file's start."""
     is_zero: bool = field(default=False, compare=False)
     """It is known to hold nothing but zeros."""
+    is_decoded: bool = field(default=False, compare=False)
+    """It stands for codes of a linear layer, [outputs, inputs]."""
 
 
 class Checkpoint:

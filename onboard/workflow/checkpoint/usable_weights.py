@@ -64,10 +64,12 @@ def check_fit(model: Any, tensors: dict[str, TensorMeta]) -> list[str]:
         Facts: what of the checkpoint is left out, and why.
 
     Raises:
-        OnboardError: tensors are missing, of another shape, no weights, or unknown to the model.
+        OnboardError: tensors are missing, of another shape, no weights, or unknown to the model; or
+            quantised as those of linear layers where the model has inputs first.
     """
     from onboard.graph.weight_load.rehearsed_load import rehearse_load
 
+    _refuse_turned(model, tensors)
     rehearsal = rehearse_load(model, tensors)
     if misfits := rehearsal.misfits:
         more = f" (and {len(misfits) - 1} more like it)" if len(misfits) > 1 else ""
@@ -76,6 +78,21 @@ def check_fit(model: Any, tensors: dict[str, TensorMeta]) -> list[str]:
             hint="Fetch the checkpoint again; weights and config.json have to be of one model",
         )
     return rehearsal.facts
+
+
+def _refuse_turned(model: Any, tensors: dict[str, TensorMeta]) -> None:
+    """Raise `OnboardError` for quantised weights of GPT-2's layers, whose shape may not tell that they
+    lie the other way.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    turned = {f"{name}.weight" for name, each in model.named_modules() if isinstance(each, Conv1D)}
+    for name in (name for name, meta in tensors.items() if meta.is_decoded and turned):
+        if any(name.endswith(each) or each.endswith(f".{name}") for each in turned):
+            raise OnboardError(
+                f"{name} is quantised as a linear layer's, and the model's has inputs first, which onboard cannot read",
+                hint="Use an unquantised release of the model",
+            )
 
 
 def check_weights(folder: Path) -> None:

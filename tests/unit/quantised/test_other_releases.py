@@ -6,6 +6,7 @@ of.
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open
 from onboard.workflow.checkpoint.parameter_count import build_on_meta
 from onboard.workflow.checkpoint.usable_weights import check_fit
 from tests.support import quantised
+from tests.support.checkpoints import save_checkpoint
+from tests.support.quantised_drawing import gptq
 
 Said = dict[str, Any]
 
@@ -328,3 +331,17 @@ def test_what_is_unknown_stays_refused_by_name(
     folder = copy_of(variant, tmp_path, lambda values: values.update(change))
     with pytest.raises(OnboardError, match=re.escape(said)):
         open_checkpoint(folder)
+
+
+def test_layers_that_have_their_inputs_first_are_refused(tmp_path: Path) -> None:
+    """GPT-2's: a square weight would be turned, and nobody would see it."""
+    sizes = {"n_embd": 64, "n_layer": 1, "n_head": 2, "n_inner": 64, "n_positions": 64}
+    folder = save_checkpoint(tmp_path, "gpt2", **sizes)
+    name = "transformer.h.0.attn.c_proj"
+    layer, path = gptq(random.Random(0), (64, 64)), folder / "model.safetensors"
+    tensors = {key: each for key, each in load_file(path).items() if key != f"{name}.weight"}
+    tensors |= {f"{name}.{ending}": each for ending, each in layer.tensors.items()}
+    save_file(tensors, path, {"format": "pt"})
+    edit(folder, lambda config: config.update(quantization_config=layer.said))
+    with pytest.raises(OnboardError, match=f"{name}.weight .* inputs first"):
+        check_fit(build_on_meta(folder), open_checkpoint(folder).names())
