@@ -27,6 +27,7 @@ _KEYS = {
     "sparsity_config",
     "transform_config",
     "run_compressed",
+    "provider",
     "dequantize",
 }
 _GROUP_KEYS = {"weights", "input_activations", "output_activations", "targets", "format"}

@@ -9,8 +9,9 @@ from typing import Any
 
 from onboard.quantised.layouts.float8 import stems
 from onboard.quantised.layouts.integers import Awq, Gptq
+from onboard.quantised.methods.auto_round_floats import read_floats
 from onboard.quantised.methods.settings import check_keys, group_of, one_of, pattern_of, refusal
-from onboard.quantised.weight import NOT_QUANTISED, Files, QuantisedWeight
+from onboard.quantised.weight import NOT_QUANTISED, Files, Method, QuantisedWeight
 
 _GPTQ_KEYS = {
     "quant_method",
@@ -131,6 +132,9 @@ _AUTO_ROUND_KEYS = {
     "dynamic_max_gap",
     "sampler",
     "train_bs",
+    "fmt",
+    "weight_block_size",
+    "activation_scheme",
 }
 
 
@@ -229,10 +233,12 @@ def read_awq(values: Mapping[str, Any]) -> PackedWords:
     return PackedWords("awq", Awq(group_of("awq", said), bool(values.get("zero_point", True))), {})
 
 
-def read_auto_round(values: Mapping[str, Any]) -> PackedWords:
-    """Read auto-round's `quantization_config`: GPTQ's layout or AWQ's, layer by layer."""
+def read_auto_round(values: Mapping[str, Any]) -> Method:
+    """Read auto-round's `quantization_config`: GPTQ's layout or AWQ's, layer by layer, or floats."""
     name = "auto-round"
     check_keys(name, values, _AUTO_ROUND_KEYS)
+    if (floats := read_floats(values)) is not None:
+        return floats
     one_of(name, {"data_type": "int"} | dict(values), "data_type", ("int",))
     one_of(name, {"act_bits": 16} | dict(values), "act_bits", (16, 32, None))
     packing = str(values.get("packing_format", ""))

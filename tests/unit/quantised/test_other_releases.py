@@ -76,6 +76,7 @@ def require_same(folder: Path, variant: str, prefix: tuple[str, str] = ("", ""))
         ("hf_fp8_static", {"modules_to_not_convert": None, "ignored_layers": ["lm_head"]}),
         ("modelopt_fp8", {"quant_method": "modelopt_mixed"}),
         ("ct_fp8_dynamic", {"quant_method": "compressed_tensors"}),
+        ("ct_fp8_dynamic", {"provider": "auto-round"}),
         ("ct_fp8_dynamic", {"quant_method": None}),
         ("ct_fp8_dynamic", {"quantization_status": "frozen", "global_compression_ratio": 1.5}),
         ("gptq", {"v2": False, "offload_to_disk": True, "vram_strategy": "exclusive"}),
@@ -345,3 +346,51 @@ def test_layers_that_have_their_inputs_first_are_refused(tmp_path: Path) -> None
     edit(folder, lambda config: config.update(quantization_config=layer.said))
     with pytest.raises(OnboardError, match=f"{name}.weight .* inputs first"):
         check_fit(build_on_meta(folder), open_checkpoint(folder).names())
+
+
+def of_auto_round(bits: int, packing: str, **values: Any) -> Said:
+    said = {"quant_method": "auto-round", "bits": bits, "data_type": "mx_fp", "group_size": 32}
+    return said | {"act_bits": bits, "packing_format": f"auto_round:{packing}"} | values
+
+
+@pytest.mark.parametrize(
+    ("variant", "said", "renamed"),
+    [
+        ("ct_mxfp4", of_auto_round(4, "llm_compressor"), ()),
+        (
+            "ct_mxfp4",
+            of_auto_round(8, "llm_compressor", extra_config={"self_attn|mlp": {"bits": 4}}),
+            (),
+        ),
+        ("hf_mxfp8", of_auto_round(8, "llm_compressor"), ("weight_scale_inv", "weight_scale")),
+        (
+            "hf_fp8_llama",
+            of_auto_round(
+                8, "fp8", data_type="fp", group_size=[128, 128], weight_block_size=[128, 128]
+            ),
+            (),
+        ),
+    ],
+)
+def test_floats_of_auto_round(
+    variant: str, said: Said, renamed: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = copy_of(variant, tmp_path, lambda values: (values.clear(), values.update(said)))
+    if renamed:
+        rename(folder, *renamed)
+    require_same(folder, variant)
+
+
+def test_floats_of_auto_round_that_are_not_known(tmp_path: Path) -> None:
+    for change, told in (
+        ({"bits": 6}, "bits = 6"),
+        ({"data_type": "nv_fp"}, "data_type = nv_fp"),
+        ({"extra_config": {"up_proj": {"data_type": "int"}}}, "data_type = int"),
+        ({"extra_config": [4]}, "extra_config"),
+    ):
+        said = of_auto_round(4, "llm_compressor") | change
+        folder = copy_of(
+            "ct_mxfp4", tmp_path, lambda values, said=said: (values.clear(), values.update(said))
+        )  # type: ignore[misc]
+        with pytest.raises(OnboardError, match=told):
+            open_checkpoint(folder)
