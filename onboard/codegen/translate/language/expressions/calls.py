@@ -19,7 +19,7 @@ from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
 from onboard.codegen.translate.language.config_methods import call_config
 from onboard.codegen.translate.language.config_values import Setting
-from onboard.codegen.translate.language.expressions import multimodal_configs, objects, outputs
+from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.module_lists import (
     as_function,
@@ -53,6 +53,7 @@ from onboard.codegen.translate.language.object_values import (
     Super,
 )
 from onboard.codegen.translate.language.partial_classes import Partial
+from onboard.codegen.translate.language.program import returned_objects
 from onboard.codegen.translate.language.records import record
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
@@ -340,7 +341,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return handler(expr, args, frame)
     if objects.is_cache(obj):
         return NONE  # nothing was before the text
-    if (made := outputs.output(obj, args, frame)) is not None:
+    if (made := returned_objects.output(obj, args, frame)) is not None:
         return made
     if (settings := record(obj, args, frame)) is not None:
         return settings
