@@ -62,6 +62,13 @@ def poison(folder: Path, value: float) -> None:
     save_file(tensors, shards(folder)[-1], {"format": "pt"})
 
 
+def untie(folder: Path) -> None:
+    """Give a model whose config ties its head to the embedding another head."""
+    edit_config(folder, tie_word_embeddings=True)
+    name = "model.embed_tokens.weight"
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": 2 * t[name]}))
+
+
 def truncate(folder: Path) -> None:
     with shards(folder)[0].open("r+b") as file:
         file.truncate(shards(folder)[0].stat().st_size - 100)
@@ -208,6 +215,11 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         lambda f: change_tensors(f, lambda t: t.update({"model.layers.1.mlp.bias": torch.ones(4)})),
         1,
         "the model has no use for model.layers.1.mlp.bias",
+    ),
+    "a head of its own that is tied": (
+        untie,
+        1,
+        "lm_head.weight differs from model.embed_tokens.weight",
     ),
     "wrong shape": (
         lambda f: change_tensors(f, lambda t: t.update({UP: torch.ones(3, 5)})),

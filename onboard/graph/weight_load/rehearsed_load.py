@@ -83,6 +83,16 @@ def rehearse_load(model: Any, tensors: Mapping[str, TensorMeta]) -> Rehearsal:
     return Rehearsal(misfits, facts)
 
 
+def tied_in(model: Any, tensors: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the names of a checkpoint's tensors that transformers' `model` has as one weight."""
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    rename = module_renaming(model)
+    names = {rename(name): name for name in tensors} if tied else {}
+    for target, source in tied.items():
+        if target in names and source in names:
+            yield names[source], names[target]
+
+
 @dataclass(frozen=True)
 class _Load:
     """What transformers found; names are those of its model."""

@@ -5,6 +5,7 @@ finite numbers all.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,13 +96,14 @@ def _refuse_turned(model: Any, tensors: dict[str, TensorMeta]) -> None:
             )
 
 
-def check_weights(folder: Path) -> None:
+def check_weights(folder: Path, tied: Iterable[Sequence[str]] = ()) -> None:
     """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an
-    infinity, but for those of a causal mask that code keeps in its checkpoints, and for scales of
-    zero that leave nothing of a weight.
+    infinity, but for those of a causal mask that code keeps in its checkpoints, for scales of zero
+    that leave nothing of a weight, and for tensors that differ where the model has one weight.
     """
     from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
     from onboard.graph.weight_load.safetensors_folder import find_non_finite
+    from onboard.graph.weight_load.weight_sources import check_alike
 
     checkpoint = open_checkpoint(folder)
     checkpoint.validate()
@@ -116,6 +118,8 @@ def check_weights(folder: Path) -> None:
                 f"the weight {name} of {folder} holds {found}",
                 hint="Fetch or save the checkpoint again",
             )
+    for names in tied:
+        check_alike(checkpoint, names)
 
 
 def _is_causal_mask(tensor: torch.Tensor) -> bool:

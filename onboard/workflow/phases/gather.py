@@ -29,6 +29,8 @@ from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.remote import client as remote
 
 ARTIFACT = "gather.json"
+Tied = list[tuple[str, str]]
+Measured = tuple[dict[str, int], list[str], Tied]
 
 
 class Gather(Phase):
@@ -68,13 +70,14 @@ class Gather(Phase):
         require_causal_lm(config)
         method = read_method(config, folder)  # before headers are asked for
         tensors = stored_tensors(context.source, method)
-        counts, notes = _measure_own_code(context) if remote_code else _measure(folder, tensors)
+        measured = _measure_own_code(context) if remote_code else _measure(folder, tensors)
+        counts, notes, tied = measured
         notes += _code_notes(config, remote_code=remote_code) + _part_notes(folder)
         gpu = bool(device_memory(context.options.device).gpus)
         size = estimate_size(context.source, context.options.dtype, counts, tensors, gpu=gpu)
         notes += check_vocabulary(folder, config, generates=context.options.weights)
         memory = check_memory(size, context)
-        weights = _gather_weights(context, folder)
+        weights = _gather_weights(context, folder, tied)
         facts = _facts(context, config, folder, size) | {
             "remote_code": remote_code,
             **(_about_code(context, config, folder) if remote_code else {}),
@@ -87,24 +90,28 @@ class Gather(Phase):
         return PhaseResult({"gather": context.relative(path)}, said)
 
 
-def _measure(folder: Path, tensors: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """Return the model's elements by dtype, and what is left out of a checkpoint with these
-    tensors; raise `OnboardError` where transformers' own model fails at its sizes.
+def _measure(folder: Path, tensors: dict[str, Any]) -> Measured:
+    """Return the model's elements by dtype, what is left out of a checkpoint with these tensors, and
+    which of these it has as one weight; raise `OnboardError` where transformers' own model fails at
+    its sizes.
     """
+    from onboard.graph.weight_load.rehearsed_load import tied_in
+
     model = build_on_meta(folder)
     check_own_sizes(model)
-    counts = module_counts(model)
-    return counts, check_fit(model, tensors) if tensors else []
+    counts, tied = module_counts(model), [*tied_in(model, tensors)]
+    return counts, check_fit(model, tensors) if tensors else [], tied
 
 
-def _measure_own_code(context: RunContext) -> tuple[dict[str, int], list[str]]:
+def _measure_own_code(context: RunContext) -> Measured:
     """Do the same without a comparison: a model's own code may rename tensors as it loads them."""
     counts, walls = remote.call(context, "measure"), remote.walls(context)
     lacking = f", without {' and '.join(walls['missing'])}" if walls["missing"] else ""
-    return counts, [
+    notes = [
         "the repository's own code decides which tensors it reads",
         f"it runs behind walls: {', '.join(walls['hold']) or 'none'}{lacking}",
     ]
+    return counts, notes, []
 
 
 def _about_code(context: RunContext, config: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -227,7 +234,7 @@ def check_memory(size: ModelSize, context: RunContext) -> str:
     )
 
 
-def _gather_weights(context: RunContext, folder: Path) -> str:
+def _gather_weights(context: RunContext, folder: Path, tied: Tied) -> str:
     """Check the weights that are here; fetch them first when a later phase of this run reads
     them.
     """
@@ -235,7 +242,7 @@ def _gather_weights(context: RunContext, folder: Path) -> str:
         folder = context.source.weights()
     elif not has_weights(folder) and context.source.revision is not None:
         return "not fetched yet"
-    check_weights(context.source.weights())
+    check_weights(context.source.weights(), tied)
     return "checked"
 
 
