@@ -36,6 +36,8 @@ _NONE = "NONE"
 """Of a config that is for cached keys and values alone."""
 _PER_TENSOR = Activations("tensor")
 _SCALE = ".weight_scale"
+_OF_STACK = "_weight_scale"
+"""Behind the name of experts in one tensor, `experts.gate_up_proj` of Llama 4."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class ModelOpt:
     def weights(self, files: Files) -> dict[str, QuantisedWeight] | None:
         """Return the quantised weights by name; None: none are."""
         tensors, found = files.names(), {}
+        if stacked := next((name for name in stems(tensors, _OF_STACK) if name in tensors), ""):
+            raise refusal(_NAME, f"experts in one tensor ({stacked})")
         for module in stems(tensors, _SCALE):
             algorithm, group = self._of_layer(module)
             layout, activations = _layout(algorithm, group)

@@ -294,6 +294,13 @@ def test_layers_of_gptq_with_bits_of_their_own(tmp_path: Path) -> None:
         assert torch.equal(found.read(name), source.read(name)), name
 
 
+def test_modelopts_experts_in_one_tensor_are_refused_by_name(tmp_path: Path) -> None:
+    folder = rename(copy_of("modelopt_fp8", tmp_path), r"down_proj\.weight", "down_proj")
+    rename(folder, r"down_proj_scale", "down_proj_weight_scale")
+    with pytest.raises(OnboardError, match=r"experts in one tensor \(.*down_proj\)"):
+        open_checkpoint(folder).names()
+
+
 def test_modelopts_layers_by_a_shorter_name(tmp_path: Path) -> None:
     """Mixed algorithms, named without the text model's prefix, and by what layers lie in."""
     folder = rename(copy_of("modelopt_fp8", tmp_path), r"^model\.", "model.language_model.")
