@@ -115,6 +115,7 @@ def test_every_file_of_the_engine_is_in_an_area() -> None:
         "collectives.py",
         "fused_all_reduce.py",
         "marked_shapes.py",
+        "rank_embedding.py",
         "stage_exchange.py",
     }
     assert left == declarations | between_ranks | {"dense_prefill.py", "fla_delta_rule.py"}

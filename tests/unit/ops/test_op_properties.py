@@ -255,6 +255,9 @@ def _row_wise() -> dict[str, Callable[[slice], Tensor]]:
     made["torch_kept_head_input"] = lambda rows: ops.torch_kept_head_input(
         torch.arange(ROWS)[rows], _pages_of(x)
     )
+    made["embedding_of_rank"] = lambda rows: ops.embedding_of_rank(
+        torch.arange(ROWS)[None, rows], x[0, 1:3], 1
+    )
     made["gather_logits_before_lm_head"] = lambda rows: ops.gather_logits_before_lm_head(
         x, torch.arange(ROWS)[rows]
     )
