@@ -53,9 +53,6 @@ def find_sources(
         for part, names in wanted.items()
         if (name := _first(names, matches))
     }
-    if isinstance(checkpoint, Checkpoint):
-        for several in wanted.values():
-            check_alike(checkpoint, [matches[name] for name in several if name in matches])
     others = [part for part in wanted if part not in found]
     found |= converted(others, available, _identifiers(factory), rename)
     if missing := [part for part in wanted if part not in found]:
