@@ -4,11 +4,9 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
-
-import torch
 
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.converted_weights import Source, converted
@@ -77,19 +75,6 @@ def find_sources(
         f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches
     )
     return found | {name: Source((matches[name],)) for name in buffers if name in matches}, facts
-
-
-def check_alike(checkpoint: Checkpoint, names: Iterable[str]) -> None:
-    """Raise `OnboardError` where tensors that stand for one weight differ: transformers 5 then has
-    several weights, whatever the config says, and 4 has the first alone.
-    """
-    first, *others = dict.fromkeys(names) or [""]
-    for other in others:
-        if not torch.equal(checkpoint.read(first), checkpoint.read(other)):
-            raise OnboardError(
-                f"{other} differs from {first}, and config.json says that they are one (tie_word_embeddings)",
-                hint='Set "tie_word_embeddings": false in config.json to use both, or leave one out',
-            )
 
 
 def _first(names: Sequence[str], known: Container[str]) -> str | None:

@@ -5,7 +5,7 @@ finite numbers all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from onboard.hub import HubSource, ModelSource, has_weights
 if TYPE_CHECKING:
     import torch
 
-    from onboard.graph.weight_load.safetensors_folder import TensorMeta
+    from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
     from onboard.quantised.weight import Method
 
 
@@ -96,14 +96,13 @@ def _refuse_turned(model: Any, tensors: dict[str, TensorMeta]) -> None:
             )
 
 
-def check_weights(folder: Path, tied: Iterable[Sequence[str]] = ()) -> None:
+def check_weights(folder: Path, tied: Iterable[tuple[str, str]] = ()) -> None:
     """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an
     infinity, but for those of a causal mask that code keeps in its checkpoints, for scales of zero
     that leave nothing of a weight, and for tensors that differ where the model has one weight.
     """
     from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
     from onboard.graph.weight_load.safetensors_folder import find_non_finite
-    from onboard.graph.weight_load.weight_sources import check_alike
 
     checkpoint = open_checkpoint(folder)
     checkpoint.validate()
@@ -118,8 +117,21 @@ def check_weights(folder: Path, tied: Iterable[Sequence[str]] = ()) -> None:
                 f"the weight {name} of {folder} holds {found}",
                 hint="Fetch or save the checkpoint again",
             )
-    for names in tied:
-        check_alike(checkpoint, names)
+    for pair in tied:
+        _check_alike(checkpoint, *pair)
+
+
+def _check_alike(checkpoint: Checkpoint, first: str, other: str) -> None:
+    """Raise `OnboardError` where tensors that stand for one weight differ: transformers 5 then has
+    two weights, whatever the config says, and 4 has the first alone.
+    """
+    import torch
+
+    if not torch.equal(checkpoint.read(first), checkpoint.read(other)):
+        raise OnboardError(
+            f"{other} differs from {first}, and config.json says that they are one (tie_word_embeddings)",
+            hint='Set "tie_word_embeddings": false in config.json to use both, or leave one out',
+        )
 
 
 def _is_causal_mask(tensor: torch.Tensor) -> bool:
