@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from onboard.cache.budget import Limits
+from onboard.cache.captured_steps import CapturedSteps
 from onboard.cache.rows import SequenceRows
 from onboard.cache.step_buffer import (
     ADAPTER_IDS,
@@ -29,12 +30,14 @@ METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch
 """The metadata of an op over pages."""
 STATE_METADATA_NAMES = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")
 """The metadata of a recurrence, which keeps one state for each sequence."""
+_EXAMPLE_CONTEXT = 1024
+"""Tokens that sequences have behind them which decode in an example beside a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The layout of one step's tokens. The last `padding` sequences are padding, of one token
-    each, and are counted in all sizes here.
+    """The layout of one step's tokens. The last `padding` sequences, of `padding_tokens` tokens in
+    all, are padding, and are counted in all sizes here.
     """
 
     kv_lens: IntArray
@@ -42,6 +45,7 @@ class _Step:
     longest: int
     """Largest number of new tokens of one sequence."""
     padding: int
+    padding_tokens: int
     sequence: IntArray
     """[tokens] index of each token's sequence."""
     positions: IntArray
@@ -88,6 +92,8 @@ class SequenceInfo:
         """Batch sizes of the captured decode steps, ascending: a decode batch is padded to the next
         one.
         """
+        self.captured: CapturedSteps | None = None
+        """The captured steps that read prompts: others are padded to them."""
         self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
         self._info = torch.zeros(5, dtype=torch.int32)
         self.numbers = self._info.numpy()
@@ -164,7 +170,9 @@ class SequenceInfo:
         if slots is self._decoded and lengths is None and plain:
             self._decode_on(slots, starts)
             return
-        step = self._step(starts, lengths, rope_length)
+        may_pad = plain and logits_rows is None
+        size = self._captured_size(slots, starts, lengths) if may_pad else None
+        step = self._step(starts, lengths, rope_length, size)
         self._decoded = slots if step.longest == 1 and plain else None
         slots = padded(slots, step.padding, 0)
         owners = slots[step.sequence]
@@ -217,6 +225,7 @@ class SequenceInfo:
         rope_length: int = 0,
         position_ids: IntArray | None = None,
         adapter: int = 0,
+        size: StepSizes | None = None,
     ) -> None:
         """Write one step of any sequences: prefill, chunked prefill, decode or a mixture.
 
@@ -235,11 +244,12 @@ class SequenceInfo:
             position_ids: [tokens] positions for the model, where they differ from the index in the
                 sequence (an image's tokens may share one); None: they do not.
             adapter: of all sequences, 0 for none, or 1 + its index.
+            size: of the captured step to pad it to, if any.
         """
         tables = pages[None] if pages.ndim == 2 else pages
         slots = np.zeros(len(lengths), dtype=np.int64) if slots is None else slots
-        step = self._step(starts, lengths, rope_length)
-        token_ids, slots = padded(token_ids, step.padding, 0), padded(slots, step.padding, 0)
+        step = self._step(starts, lengths, rope_length, size)
+        token_ids, slots = padded(token_ids, step.padding_tokens, 0), padded(slots, step.padding, 0)
         tables = np.pad(tables, ((0, 0), (0, step.padding), (0, 0)))
         assert len(token_ids) == len(step.positions)
         layout = self.buffer.layout_for(len(token_ids))
@@ -280,6 +290,17 @@ class SequenceInfo:
         ids = np.zeros(lengths.sum(), dtype=np.int64)
         self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
 
+    def set_step_example(self, size: StepSizes, *, whole: bool, padding: bool = True) -> None:
+        """Write a step of `size.tokens` tokens, at most the longest sequence's: of one prompt that
+        begins (`whole`), or of one that goes on, beside sequences that decode.
+        """
+        decoding = 0 if whole else (size.sequences - 1) // 2
+        lengths = np.array([1] * decoding + [size.tokens - decoding])
+        behind = min(_EXAMPLE_CONTEXT, self.max_seq_len) - 1
+        starts = np.array([behind] * decoding + [0 if whole else 1])
+        ids, pages = np.zeros(size.tokens, dtype=np.int64), self._example_pages(len(lengths))
+        self.set_batch(ids, starts, lengths, pages, size=size if padding else None)
+
     @property
     def args(self) -> dict[str, torch.Tensor]:
         """The graph's inputs for this step; starts their copy to the device."""
@@ -313,41 +334,72 @@ class SequenceInfo:
             [np.tile(1 + order % max(size - 1, 1), (sequences, 1)) for size in self.pool_sizes]
         )
 
-    def _step(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> _Step:
+    def _step(
+        self,
+        starts: IntArray,
+        lengths: IntArray | None,
+        rope_length: int,
+        size: StepSizes | None = None,
+    ) -> _Step:
         """Return which token of which sequence each entry of the row of tokens is, with padding."""
         self.num_sequences = len(starts)
         assert len(starts) <= self.max_batch_size
         assert (starts if lengths is None else starts + lengths - 1).max() < self.max_seq_len
         if lengths is not None and lengths.max() == 1:
             lengths = None
-        padding = self._padding(starts, lengths, rope_length)
+        added = self._padding(starts, lengths, rope_length, size)
+        padding = len(added)
         starts = padded(starts, padding, 0)
         order, count = self._range, len(starts)
         if lengths is None:  # decode: the fast path
-            return _Step(starts + 1, 1, padding, order[:count], starts, order[1 : count + 1])
-        lengths = padded(lengths, padding, 1)
+            return _Step(
+                starts + 1, 1, padding, padding, order[:count], starts, order[1 : count + 1]
+            )
+        lengths = np.concatenate([lengths, added])
         ends = np.cumsum(lengths)
         positions = order[: ends[-1]] - np.repeat(ends - starts - lengths, lengths)
         return _Step(
             starts + lengths,
             int(lengths.max()),
             padding,
+            int(added.sum()),
             np.repeat(order[:count], lengths),
             positions,
             ends,
         )
 
-    def _padding(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> int:
-        """Return the number of padding sequences: for the rotary table's length, or to reach a
-        captured batch size.
+    def _padding(
+        self,
+        starts: IntArray,
+        lengths: IntArray | None,
+        rope_length: int,
+        size: StepSizes | None,
+    ) -> IntArray:
+        """Return the lengths of the padding sequences: one token each for the rotary table's length,
+        or to reach a captured batch size. To reach a captured step's `size` the first has all
+        tokens that are missing.
         """
         count = len(starts)
+        if size is not None and lengths is not None:
+            added = np.zeros(size.sequences - count, dtype=np.int64)
+            added[0] = size.tokens - lengths.sum()
+            return added
         least = count + bool(
             rope_length and rope_length > (starts + (1 if lengths is None else lengths)).max()
         )
-        if lengths is not None:
-            return least - count
-        return next((size for size in self.decode_sizes if size >= least), least) - count
+        if lengths is None:
+            least = next((each for each in self.decode_sizes if each >= least), least)
+        return np.ones(least - count, dtype=np.int64)
+
+    def _captured_size(
+        self, slots: IntArray, starts: IntArray, lengths: IntArray | None
+    ) -> StepSizes | None:
+        """Return the size of the captured step that serves one that reads prompts, if any does."""
+        if self.captured is None or lengths is None or lengths.max() == 1:
+            return None
+        if self.adapters and self.rows.adapters[slots].any():
+            return None
+        return self.captured.serving(int(lengths.sum()), len(starts), whole=not starts.any())
 
     def _write_mapping(
         self, layout: Layout, group: int, pages: IntArray, positions: IntArray
@@ -432,7 +484,7 @@ class SequenceInfo:
         host["logits_gather_indices"][: len(wanted)] = wanted
         positions = host["position_ids"][:tokens]
         positions[:] = step.positions
-        given = tokens - step.padding
+        given = tokens - step.padding_tokens
         if position_ids is not None:
             positions[:given] = position_ids
         positions[:given] += self.first_position
@@ -445,5 +497,6 @@ class SequenceInfo:
         """Make the graph's inputs those of a step of these sizes, written to the layout."""
         self.buffer.written(layout)
         self.sizes = sizes
-        self.inputs = layout.inputs(sizes, self._info)
+        captured = self.captured is not None and sizes in self.captured.times
+        self.inputs = layout.inputs(sizes, self._info, kept=captured)
         self.choice = layout.choices(sizes.sequences)

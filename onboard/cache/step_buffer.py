@@ -76,7 +76,7 @@ class Layout:
     span: slice
     """The bytes of the buffers that such a step copies."""
     views: dict[StepSizes, dict[str, torch.Tensor]] = field(default_factory=dict)
-    """Inputs of earlier decode steps."""
+    """Inputs of earlier decode steps, and of other captured ones."""
     chosen: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def choices(self, sequences: int) -> dict[str, torch.Tensor]:
@@ -96,11 +96,13 @@ class Layout:
             if name not in CHOICE_NAMES
         }
 
-    def inputs(self, sizes: StepSizes, info: torch.Tensor) -> dict[str, torch.Tensor]:
+    def inputs(
+        self, sizes: StepSizes, info: torch.Tensor, *, kept: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Return the graph's inputs for a step: views of the device buffer, and `batch_info_host`.
 
-        Those of decode steps are kept: making them takes time, and a captured step is recognised by
-        them.
+        Those of decode steps, and others that are to be `kept`, are the same each time: making them
+        takes time, and a captured step is recognised by them.
         """
         if (known := self.views.get(sizes)) is not None:
             return known
@@ -109,7 +111,7 @@ class Layout:
             if name in views:
                 views[name] = views[name][None]
         views["batch_info_host"] = info
-        if len(set(sizes)) == 1:
+        if kept or len(set(sizes)) == 1:
             self.views[sizes] = views
         return views
 

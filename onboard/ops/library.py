@@ -63,6 +63,9 @@ class OpProperties(TypedDict, total=False):
     """Why no CUDA graph can hold it."""
     no_pieces: str
     """Why no CUDA graph of steps with many tokens should hold it."""
+    any_lengths: bool
+    """A cached op: in a step that reads prompts, what it launches follows from the numbers of tokens
+    and sequences alone, so a CUDA graph of it holds for sequences of any lengths."""
     fused_form: str
     """A rotation: the op, without its back end, that takes its place in layout bsnd, with the same
     arguments but for the layout."""
@@ -108,6 +111,7 @@ class OpSource:
     adds_residual: bool = False
     no_capture: str = ""
     no_pieces: str = ""
+    any_lengths: bool = False
     fused_form: str = ""
     described: str = ""
     called_as: CallForm | None = None

@@ -16,6 +16,7 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.cache.cached_sequence import input_names
 from onboard.errors import UsageError
 from onboard.graph.compile.capture import capture_sizes
+from onboard.graph.compile.captured_prompts import CapturedPrompts, obstacle, step_sizes
 from onboard.graph.compile.cuda_graph import CapturedDecode
 from onboard.graph.compile.pieces import CannotSplitError
 from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
@@ -38,7 +39,7 @@ Backend = Literal[
 _OF_ONE_GRAPH = ("torch-simple", "torch-compile", "torch-tensorrt")
 _TENSORRT = "torch_tensorrt"
 """A package, and the back end of torch.compile that it brings."""
-_OF_PIECES = ("piecewise_enabled", "piecewise_num_tokens")
+_OF_PIECES = ("piecewise_enabled", "piecewise_num_tokens", "step_num_tokens")
 
 
 class CompileModelConfig(TransformConfig):
@@ -61,6 +62,10 @@ class CompileModelConfig(TransformConfig):
     piecewise_num_tokens: list[PositiveInt] | None = None
     """Token counts to capture piecewise; None: powers of two from 64 up to the run's
     `max_num_tokens`.
+    """
+    step_num_tokens: list[PositiveInt] | None = None
+    """Token counts of steps that read prompts to capture whole, attention included, with
+    torch-cudagraph and where the graph's operators allow it; None: powers of two from 64 to 1024.
     """
 
     @model_validator(mode="after")
@@ -106,6 +111,9 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             plain = without_adapters(gm) if alone else None
             whole = captured = self._captured(pieces or whole, context, plain)
             matches += len(captured.sizes) + self._capture_pieces(pieces, context)
+            if pieces is not None and pieces.sizes and pieces.whole is gm:
+                captured.prompts = self._captured_prompts(plain or gm, pieces, context)
+                matches += len(captured.prompts.sizes)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
     def _compiled(self, gm: nn.Module, context: TransformContext, compiler: str) -> nn.Module:
@@ -213,6 +221,25 @@ class CompileModel(BaseTransform[CompileModelConfig]):
                 f"{self.key}: no pieces for {pieces.left_out} tokens, their memory is not free"
             )
         return len(pieces.sizes)
+
+    def _captured_prompts(
+        self, gm: nn.Module, pieces: PiecewiseGraph, context: TransformContext
+    ) -> CapturedPrompts:
+        """Capture steps that read prompts, without adapters, as far as that can be."""
+        info, prompts = context.cache.info, CapturedPrompts(context.cache)
+        assert isinstance(gm, fx.GraphModule)
+        if reason := obstacle(gm, context.cache):
+            context.facts.append(
+                f"{self.key}: steps that read prompts are not captured whole: {reason}"
+            )
+            return prompts
+        limits = info.limits.most_tokens, info.max_batch_size, info.max_seq_len
+        prompts.capture(gm, pieces, step_sizes(self.config.step_num_tokens, *limits))
+        if prompts.left_out:
+            context.facts.append(
+                f"{self.key}: no steps of {prompts.left_out} tokens are captured whole, their memory is not free"
+            )
+        return prompts
 
 
 def _import_tensorrt(context: TransformContext) -> None:

@@ -1,10 +1,19 @@
-"""The batch sizes of decode steps that are captured as CUDA graphs."""
+"""What is captured as CUDA graphs: which decode steps, what there is memory for, what is faster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
 
 from onboard.errors import UsageError
+
+_TIMED_RUNS = 3
+_MEMORY_SHARE = 2.5
+"""Steps are captured if this many times the memory of the largest one is free."""
 
 
 def capture_sizes(wanted: Sequence[int] | None, max_batch_size: int) -> list[int]:
@@ -21,3 +30,30 @@ def capture_sizes(wanted: Sequence[int] | None, max_batch_size: int) -> list[int
             f"CUDA graphs cannot be captured for batch size {bad[0]}", hint="Sizes start at 1"
         )
     return sorted({size for size in wanted if size <= max_batch_size})
+
+
+def has_room(step: Callable[[], Any], device: torch.device) -> bool:
+    """Whether there is enough memory to capture a step, in a pool of its own, beside the step
+    itself, which is run for that.
+    """
+    if device.type != "cuda":
+        return True
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    needed = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0] > _MEMORY_SHARE * needed
+
+
+def shortest_time(step: Callable[[], Any], device: torch.device) -> float:
+    """Return the shortest of some measured times of a step in seconds, host and device together."""
+    best = math.inf
+    for _ in range(_TIMED_RUNS):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -9,7 +9,7 @@ and learns of its end by the event that `TokenReceiver` records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -23,24 +23,14 @@ from onboard.cache.batch import SequenceInfo
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.cache.next_token import ChoosesTokens, wanted_logits
 from onboard.cache.token_masks import MaskBuffer, TokenMasks, masked
-from onboard.errors import OnboardError
-from onboard.parallel.ranks import captured_in_group
-
-_WARM_UP_RUNS = (
-    2  # the first compiles and tunes kernels, the second is what a step does from then on
-)
+from onboard.graph.compile.captured_prompts import CapturedPrompts
+from onboard.graph.compile.captured_step import CapturedStep, captured_graph
 
 
 @dataclass(frozen=True)
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    inputs: Mapping[str, torch.Tensor]
-    """`SequenceInfo.inputs` of the steps that it serves: the same mapping each time."""
-    caches: Mapping[str, torch.Tensor]
-    tokens: torch.Tensor
-    """[sequences] the chosen tokens; each replay overwrites them."""
-    output: Any
-    """What the graph module returned; each replay overwrites it."""
+class _Decode(CapturedStep):
+    """A captured decode step."""
+
     again: _Again | None = None
     """None where tokens are not chosen a second time by a graph."""
 
@@ -73,10 +63,12 @@ class CapturedDecode(ChoosesTokens):
         """Number of calls that replayed a CUDA graph."""
         self.eager_calls = 0
         """Number of calls that ran eagerly: prefill, mixed batches, other decode batch sizes."""
-        self._captured: dict[tuple[int, bool], _Captured] = {}
+        self._captured: dict[tuple[int, bool], _Decode] = {}
         """By number of sequences, and whether some have adapters."""
         self._info: SequenceInfo | None = None
         self._masks: MaskBuffer | None = None
+        self.prompts: CapturedPrompts | None = None
+        """Captured steps that read prompts."""
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -105,11 +97,11 @@ class CapturedDecode(ChoosesTokens):
             # into the graph, and must hold for every later step.
             cache.info.set_decode_example(size, longest)
             args = {**cache.args, **cache.info.choice}
-            graph, (tokens, output) = _capture(
-                partial(self._step, gm, cache, args, names, size), size, pool
+            graph, (tokens, output) = captured_graph(
+                partial(self._step, gm, cache, args, names, size), _described(size), pool
             )
             again = self._captured_again(cache, args, wanted_logits(output, args, names), pool)
-            self._captured[size, adapted] = _Captured(
+            self._captured[size, adapted] = _Decode(
                 graph, cache.info.inputs, cache.caches, tokens, output, again
             )
 
@@ -135,7 +127,7 @@ class CapturedDecode(ChoosesTokens):
                 masked(logits, masks.fetch(size)), args, drawn=True, filtered=True
             )
 
-        return _Again(*_capture(choose, size, pool))
+        return _Again(*captured_graph(choose, _described(size), pool))
 
     def _step(
         self,
@@ -170,10 +162,8 @@ class CapturedDecode(ChoosesTokens):
         """
         captured = self._found(inputs)
         if captured is None or captured.inputs is not inputs:
-            return None
-        if captured.caches is not caches:
-            problem = "the caches were allocated again after the decode graphs were captured"
-            raise OnboardError(problem, hint="Compile the model last")
+            return self._read_prompts(inputs, caches)
+        captured.check(caches)
         self._replay(captured)
         return captured.tokens, captured.output
 
@@ -189,31 +179,25 @@ class CapturedDecode(ChoosesTokens):
         captured.again.graph.replay()
         return captured.again.tokens
 
-    def _found(self, inputs: Mapping[str, torch.Tensor]) -> _Captured | None:
+    def _found(self, inputs: Mapping[str, torch.Tensor]) -> _Decode | None:
         """Return what was captured for a step of this size, without adapters if it needs none."""
         adapted = self._plain is None or self._info is None or self._info.is_adapted
         return self._captured.get((inputs["input_ids"].shape[1], adapted))
 
-    def _replay(self, captured: _Captured) -> None:
+    def _read_prompts(
+        self, inputs: Mapping[str, torch.Tensor], caches: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, Any] | None:
+        """Replay a captured step that reads prompts."""
+        captured = None if self.prompts is None else self.prompts.replay(inputs, caches)
+        if captured is None:
+            return None
+        self.replays += 1
+        return captured.tokens, captured.output
+
+    def _replay(self, captured: _Decode) -> None:
         captured.graph.replay()
         self.replays += 1
 
 
-def _capture(step: Callable[[], Any], size: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    # Warm up on another stream, as capture does: first behind the work so far, and then the current
-    # stream waits for it, so that the capture begins with kernels compiled and memory at rest.
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP_RUNS):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = captured_in_group(torch.cuda.CUDAGraph())
-    try:
-        with torch.cuda.graph(graph, pool=pool):
-            result = step()
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        problem = f"a decode step of {size} sequences cannot be captured as a CUDA graph: {reason}"
-        raise OnboardError(problem, hint="Set compile_backend to torch-simple") from error
-    return graph, result
+def _described(size: int) -> str:
+    return f"a decode step of {size} sequences"

@@ -11,7 +11,6 @@ call's result is copied to where the next piece reads it before that piece is re
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,8 @@ from torch import Tensor, fx, nn
 
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.errors import OnboardError
+from onboard.graph.compile.capture import has_room, shortest_time
+from onboard.graph.compile.captured_step import borrowed
 from onboard.graph.compile.pieces import TOKEN_INPUTS, CannotSplitError, Pieces, Segment, split
 from onboard.ops.result_places import is_placed, results_at
 from onboard.parallel.ranks import captured_in_group
@@ -29,9 +30,6 @@ from onboard.parallel.ranks import captured_in_group
 SMALLEST = 64
 _EXAMPLE_TOKENS = (11, 17)
 """Two numbers of tokens: values whose size changes with them have a row for each token."""
-_TIMED_RUNS = 3
-_MEMORY_SHARE = 2.5
-"""Pieces are captured if this many times the memory of the largest whole step is free."""
 
 
 def token_buckets(wanted: Sequence[int] | None, max_num_tokens: int) -> list[int]:
@@ -84,26 +82,7 @@ class CudaRecorder:
 
     def borrowed(self, tensor: Tensor) -> Tensor:
         """Return a view of the tensor's memory that does not keep it."""
-        span = 1 + sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        flat = torch.as_tensor(
-            _Memory(tensor.data_ptr(), span * tensor.itemsize), device=tensor.device
-        )
-        return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
-
-class _Memory:
-    """Device memory, described as numba's CUDA array interface has it."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "strides": None,
-            "version": 3,
-        }
+        return borrowed(tensor)
 
 
 @dataclass(frozen=True)
@@ -225,8 +204,8 @@ class PiecewiseGraph(nn.Module):
             return
         cache.info.set_prefill_example(bucket.tokens)
         inputs = {name: cache.args[name] for name in input_names(self.gm)}
-        bucket.seconds = _seconds(lambda: self._replay(bucket, inputs, bucket.tokens), device)
-        bucket.whole_seconds = _seconds(lambda: self.whole(**inputs), device)
+        bucket.seconds = shortest_time(lambda: self._replay(bucket, inputs, bucket.tokens), device)
+        bucket.whole_seconds = shortest_time(lambda: self.whole(**inputs), device)
 
     def _split(self, cache: CachedSequenceInterface) -> Pieces:
         def call(function: Callable[..., Any], tokens: int) -> Any:
@@ -269,16 +248,7 @@ class PiecewiseGraph(nn.Module):
         """Whether there is enough memory for the pieces of a step, in their own pool, beside a
         whole step.
         """
-        device = cache.info.device
-        if device.type != "cuda":
-            return True
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        self._warm_up(cache, tokens)
-        needed = torch.cuda.max_memory_allocated(device) - before
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(device)[0] > _MEMORY_SHARE * needed
+        return has_room(lambda: self._warm_up(cache, tokens), cache.info.device)
 
     def _warm_up(self, cache: CachedSequenceInterface, tokens: int) -> None:
         cache.info.set_prefill_example(tokens)
@@ -327,18 +297,6 @@ class PiecewiseGraph(nn.Module):
         result = values[self._pieces.result]
         # The next replay overwrites a piece's result: return a copy.
         return result.clone() if self._pieces.result in bucket.values else result
-
-
-def _seconds(step: Callable[[], Any], device: torch.device) -> float:
-    """Return the shortest of some measured times of a step, host and device together."""
-    best = math.inf
-    for _ in range(_TIMED_RUNS):
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        step()
-        torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def _compiled(segment: Segment) -> Segment:

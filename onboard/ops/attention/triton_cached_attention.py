@@ -182,7 +182,9 @@ def _plan(
 _SCHEMA = schema_of(torch_cached_attention.__name__)
 
 
-@register_op(fake_cached_attention, mutates=("k_cache", "v_cache"), schema=_SCHEMA)
+@register_op(
+    fake_cached_attention, mutates=("k_cache", "v_cache"), schema=_SCHEMA, any_lengths=True
+)
 def triton_cached_attention(*arguments: Any, **keywords: Any) -> Tensor:
     """`torch_cached_attention` as kernels: one or two launches in decode, two otherwise.
 
@@ -197,6 +199,7 @@ def triton_cached_attention(*arguments: Any, **keywords: Any) -> Tensor:
     fake_cached_attention,
     mutates=("k_cache", "v_cache"),
     schema=_SCHEMA,
+    any_lengths=True,
     invariant_form_of="triton_cached_attention",
 )
 def invariant_cached_attention(*arguments: Any, **keywords: Any) -> Tensor:

@@ -22,6 +22,7 @@ _SCHEMA = schema_of(torch_cached_rope_attention.__name__)
     fake_cached_rope_attention,
     mutates=("k_cache", "v_cache"),
     schema=_SCHEMA,
+    any_lengths=True,
     rotary=("cos", "sin"),
 )
 def triton_cached_rope_attention(*arguments: Any, **keywords: Any) -> Tensor:
@@ -35,6 +36,7 @@ def triton_cached_rope_attention(*arguments: Any, **keywords: Any) -> Tensor:
     fake_cached_rope_attention,
     mutates=("k_cache", "v_cache"),
     schema=_SCHEMA,
+    any_lengths=True,
     rotary=("cos", "sin"),
     invariant_form_of="triton_cached_rope_attention",
 )

@@ -240,3 +240,16 @@ def cached_attention(batch: Batch, options: Options) -> Tensor:
     rows = sum(map(len, outs))
     unused = torch.zeros(batch.query.shape[1] - rows, *outs[0].shape[1:], dtype=torch.float64)
     return torch.cat([*outs, unused])[None]
+
+
+def padded_to_captured(batch: Batch, padding: int, longest: int) -> None:
+    """Let a batch with `padding` unused rows be a step that a captured one serves: one more sequence
+    has these rows, on the spare page, two more have none, and what the host says is of another
+    step, whose longest query has `longest` tokens.
+    """
+    last, added = int(batch.cu_seqlens[-1]) + padding, torch.tensor([padding, 0, 0])
+    batch.cu_seqlens = torch.cat([batch.cu_seqlens, torch.full((3,), last)]).int()
+    batch.kv_lens = torch.cat([batch.kv_lens, added]).int()
+    rows, columns = batch.block_table.shape
+    batch.block_table = torch.cat([batch.block_table, torch.zeros(3, columns)]).int()
+    batch.batch_info_host = torch.tensor([rows + 3, last, longest, 7, 0], dtype=torch.int32)

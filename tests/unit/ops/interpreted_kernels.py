@@ -23,6 +23,7 @@ from tests.support.ops.naive import (
     cached_attention,
     forget,
     make_batch,
+    padded_to_captured,
     relative_error,
 )
 
@@ -281,6 +282,22 @@ def test_decode_reads_lengths_and_pages_on_the_device_only() -> None:
     batch = make_batch([(1, 3), (1, 200), (1, 77)], spare_columns=10)
     batch.batch_info_host[3] = 1
     assert relative_error(run(batch, Options()), cached_attention(batch, Options())) < 1e-6
+
+
+@pytest.mark.parametrize("longest", [2, 11, 64])
+@pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
+@pytest.mark.parametrize("variant", ["plain", "all"])
+@pytest.mark.parametrize("op", ["triton_cached_attention", "invariant_cached_attention"])
+def test_a_captured_step_serves_prompts_of_any_lengths(
+    op: str, variant: str, step: str, longest: int
+) -> None:
+    """What the host knows of the step that was captured must not decide the result."""
+    batch = make_batch(STEPS[step], heads=6, padding=5)
+    expected = cached_attention(batch, VARIANTS[variant])
+    real = int(batch.cu_seqlens[-1])
+    padded_to_captured(forget(batch, VARIANTS[variant]), 5, longest)
+    actual = getattr(ops, op)(*batch.arguments(), **vars(VARIANTS[variant]))
+    assert relative_error(actual[:, :real], expected[:, :real]) < 1e-6
 
 
 def test_heads_inside_a_projection_need_no_copy() -> None:

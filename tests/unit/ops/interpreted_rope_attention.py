@@ -10,7 +10,12 @@ import pytest
 import torch
 
 import onboard.ops  # noqa: F401
-from tests.support.ops.naive import Options, cached_attention, relative_error
+from tests.support.ops.naive import (
+    Options,
+    cached_attention,
+    padded_to_captured,
+    relative_error,
+)
 from tests.support.ops.ragged import STEPS as MLA_STEPS
 from tests.support.ops.ragged import Row, check, make_step, mla
 from tests.support.ops.rotated import TURNS, rotate, tables, with_rotation
@@ -40,6 +45,20 @@ def test_attention(op: str, step: str, turns: str, flat: bool) -> None:
     ops.torch_cached_rope_attention(*known, **named)
     for mine, theirs in zip(args[10:], known[10:], strict=True):
         assert relative_error(mine[1:].nan_to_num(), theirs[1:].nan_to_num()) < 1e-6
+
+
+@pytest.mark.parametrize("longest", [2, 40])
+@pytest.mark.parametrize("step", ["prefill", "mixed"])
+@pytest.mark.parametrize("op", ["triton_cached_rope_attention", "invariant_cached_rope_attention"])
+def test_a_captured_step_serves_prompts_of_any_lengths(op: str, step: str, longest: int) -> None:
+    seeded()
+    shapes = {"heads": 6, "dim": 24, "padding": 3}
+    batch, args, named, turned = with_rotation(STEPS[step], TURNS[0], 16, True, **shapes)
+    expected = cached_attention(turned, Options())
+    real = int(batch.cu_seqlens[-1])
+    padded_to_captured(batch, 3, longest)
+    actual = getattr(ops, op)(*args[:5], *batch.arguments()[3:], **named)
+    assert relative_error(actual[:, :real], expected[:, :real]) < 1e-5
 
 
 @pytest.mark.parametrize("turns", TURNS)

@@ -18,7 +18,7 @@ from torch._dynamo.backends import registry
 from onboard.cache.token_masks import TokenMasks
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.compile.capture import capture_sizes
-from onboard.graph.compile.cuda_graph import CapturedDecode, _Captured
+from onboard.graph.compile.cuda_graph import CapturedDecode, _Decode
 from tests.support.graph.decoder import (
     VOCABULARY,
     copied_inputs,
@@ -72,7 +72,7 @@ def _captured(gm, cache, sizes) -> CapturedDecode:
         both = {**inputs, **caches}
         output = gm(**both)
         tokens = torch.zeros(size, dtype=torch.int64)
-        decode._captured[size, True] = _Captured(
+        decode._captured[size, True] = _Decode(
             StandIn(gm, both, output), inputs, caches, tokens, output
         )
     cache.info.decode_sizes = sizes
@@ -317,7 +317,7 @@ def test_the_second_choice_behind_a_replay_is_the_captured_one(gm, monkeypatch):
         return SimpleNamespace(replay=lambda: tokens.copy_(choose())), tokens
 
     decode = _captured(gm, cache, [2, 4])
-    monkeypatch.setattr("onboard.graph.compile.cuda_graph._capture", captured)
+    monkeypatch.setattr("onboard.graph.compile.cuda_graph.captured_graph", captured)
     for size in (4, 2):
         cache.info.set_decode_example(size, 16)
         step, args = decode._captured[size, True], {**cache.args, **cache.info.choice}

@@ -1,0 +1,94 @@
+"""Steps that read prompts, padded to sizes that were captured: every token is transformers' own, and
+a step that is faster by itself is left as it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onboard.cache.captured_steps import CapturedSteps, StepTimes
+from onboard.cache.step_buffer import StepSizes
+from onboard.runtime.engine import Engine
+from onboard.runtime.sampling_params import SamplingParams
+from tests.support.runtime.tiny import TINY, Tiny
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
+FASTER = dict.fromkeys((True, False), StepTimes(0.5, 1.0))
+SIZES = [StepSizes(8, 5, 5), StepSizes(24, 5, 5), StepSizes(64, 5, 5)]
+
+
+def _prompt(length: int) -> list[int]:
+    return [random.randrange(TINY["vocab_size"]) for _ in range(length)]
+
+
+def _check(model: Tiny, engine: Engine, lengths: list[int]) -> list[tuple[int, int]]:
+    """Compare tokens; return the numbers of tokens and sequences of steps, padding included."""
+    info = engine.cache.info
+    sizes = [size for size in SIZES if size.tokens <= info.max_num_tokens]
+    info.captured = CapturedSteps(63, dict.fromkeys(sizes, FASTER))
+    prompts, steps = [_prompt(length) for length in lengths], []
+    outputs = [engine.submit(prompt, GREEDY)[0] for prompt in prompts]
+    engine.run(lambda _: steps.append(info.sizes))
+    expected = [model.greedy(prompt, 16) for prompt in prompts]
+    assert [output.generated for output in outputs] == expected
+    return [(size.tokens, size.sequences) for size in steps]
+
+
+def test_whole_prompts(llama: Tiny) -> None:
+    steps = _check(llama, llama.engine(), [3, 9, 7])
+    assert steps[0] == (24, 5)
+    assert set(steps[1:]) == {(3, 3)}
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_chunks_beside_sequences_that_decode(llama: Tiny, reuse: bool) -> None:
+    engine = llama.engine(max_num_tokens=24, kv_cache_config={"enable_block_reuse": reuse})
+    steps = _check(llama, engine, [23, 2, 31, 17, 11, 5])
+    assert (24, 5) in steps
+    assert (8, 5) in steps
+
+
+def test_a_full_batch_and_a_full_size_leave_room_for_no_padding(llama: Tiny) -> None:
+    assert _check(llama, llama.engine(), [9, 7, 6, 2])[0] == (24, 5)
+
+
+def test_windows_in_several_groups_of_pages(tiny: Callable[..., Tiny]) -> None:
+    kinds = ["sliding_attention", "full_attention"] * (TINY["num_hidden_layers"] // 2 + 1)
+    layers = {"layer_types": kinds[: TINY["num_hidden_layers"]], "use_sliding_window": True}
+    model = tiny("qwen2", own_file=False, sliding_window=6, **layers)
+    assert (24, 5) in _check(model, model.engine(max_num_tokens=24), [29, 4, 18])
+
+
+def test_recurrent_states_of_sequences_are_their_own(tiny: Callable[..., Tiny]) -> None:
+    sizes = {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "expand": 2}
+    model = tiny("mamba2", own_file=False, **{**sizes, "hidden_size": 32, "chunk_size": 8})
+    assert (24, 5) in _check(model, model.engine(max_num_tokens=24), [29, 4, 18])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "whole", "size"),
+    [
+        (8, 4, False, 8),
+        (9, 4, True, None),
+        (15, 1, True, None),
+        (16, 1, True, 24),
+        (24, 1, True, 24),
+        (24, 1, False, None),
+        (8, 5, False, None),
+        (64, 1, False, 64),
+        (65, 1, False, None),
+    ],
+)
+def test_the_size_that_serves_a_step(
+    tokens: int, sequences: int, whole: bool, size: int | None
+) -> None:
+    """With 24 tokens a replay is as fast as 16 prompt tokens by themselves."""
+    times: dict[StepSizes, Any] = dict.fromkeys(SIZES, FASTER)
+    times[SIZES[0]] = {True: StepTimes(1.0, 1.0), False: StepTimes(1.0, 1.0)}
+    times[SIZES[1]] = {True: StepTimes(2.0, 3.0), False: StepTimes(4.0, 3.0)}
+    served = CapturedSteps(63, times).serving(tokens, sequences, whole=whole)
+    assert (served and served.tokens) == size
