@@ -7,8 +7,6 @@ are asked for. Every input of the graph is a view of the device buffer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -24,6 +22,7 @@ from onboard.cache.step_buffer import (
     padded,
     table_names,
 )
+from onboard.cache.step_layout import StepLayout, laid_out, padding_to, single_tokens
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
@@ -32,26 +31,6 @@ STATE_METADATA_NAMES = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host
 """The metadata of a recurrence, which keeps one state for each sequence."""
 _EXAMPLE_CONTEXT = 1024
 """Tokens that sequences have behind them which decode in an example beside a prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The layout of one step's tokens. The last `padding` sequences, of `padding_tokens` tokens in
-    all, are padding, and are counted in all sizes here.
-    """
-
-    kv_lens: IntArray
-    """[sequences] cached tokens after the step."""
-    longest: int
-    """Largest number of new tokens of one sequence."""
-    padding: int
-    padding_tokens: int
-    sequence: IntArray
-    """[tokens] index of each token's sequence."""
-    positions: IntArray
-    """[tokens] index of each token in its sequence."""
-    ends: IntArray
-    """[sequences] where each sequence's tokens end in the row of tokens."""
 
 
 class SequenceInfo:
@@ -160,18 +139,20 @@ class SequenceInfo:
         rope_length: int = 0,
         position_ids: IntArray | None = None,
         logits_rows: IntArray | None = None,
+        captured: bool = True,
     ) -> None:
         """Write one step of the running sequences in `slots`: the next `lengths` [sequences]
         uncached tokens of each; None: one token each.
 
-        The other arguments are those of `set_batch`.
+        The other arguments are those of `set_batch`; `captured`: one that reads prompts may be
+        padded to a captured step.
         """
         starts, plain = self.rows.num_cached[slots], not rope_length and position_ids is None
         if slots is self._decoded and lengths is None and plain:
             self._decode_on(slots, starts)
             return
-        may_pad = plain and logits_rows is None
-        size = self._captured_size(slots, starts, lengths) if may_pad else None
+        captured = captured and plain and logits_rows is None
+        size = self._captured_size(slots, starts, lengths) if captured else None
         step = self._step(starts, lengths, rope_length, size)
         self._decoded = slots if step.longest == 1 and plain else None
         slots = padded(slots, step.padding, 0)
@@ -340,56 +321,19 @@ class SequenceInfo:
         lengths: IntArray | None,
         rope_length: int,
         size: StepSizes | None = None,
-    ) -> _Step:
+    ) -> StepLayout:
         """Return which token of which sequence each entry of the row of tokens is, with padding."""
         self.num_sequences = len(starts)
         assert len(starts) <= self.max_batch_size
         assert (starts if lengths is None else starts + lengths - 1).max() < self.max_seq_len
         if lengths is not None and lengths.max() == 1:
             lengths = None
-        added = self._padding(starts, lengths, rope_length, size)
-        padding = len(added)
-        starts = padded(starts, padding, 0)
-        order, count = self._range, len(starts)
-        if lengths is None:  # decode: the fast path
-            return _Step(
-                starts + 1, 1, padding, padding, order[:count], starts, order[1 : count + 1]
-            )
-        lengths = np.concatenate([lengths, added])
-        ends = np.cumsum(lengths)
-        positions = order[: ends[-1]] - np.repeat(ends - starts - lengths, lengths)
-        return _Step(
-            starts + lengths,
-            int(lengths.max()),
-            padding,
-            int(added.sum()),
-            np.repeat(order[:count], lengths),
-            positions,
-            ends,
-        )
-
-    def _padding(
-        self,
-        starts: IntArray,
-        lengths: IntArray | None,
-        rope_length: int,
-        size: StepSizes | None,
-    ) -> IntArray:
-        """Return the lengths of the padding sequences: one token each for the rotary table's length,
-        or to reach a captured batch size. To reach a captured step's `size` the first has all
-        tokens that are missing.
-        """
-        count = len(starts)
         if size is not None and lengths is not None:
-            added = np.zeros(size.sequences - count, dtype=np.int64)
-            added[0] = size.tokens - lengths.sum()
-            return added
-        least = count + bool(
-            rope_length and rope_length > (starts + (1 if lengths is None else lengths)).max()
-        )
-        if lengths is None:
-            least = next((each for each in self.decode_sizes if each >= least), least)
-        return np.ones(least - count, dtype=np.int64)
+            added = padding_to(size, lengths)
+        else:
+            sizes = self.decode_sizes if lengths is None else []
+            added = single_tokens(starts, lengths, rope_length, sizes)
+        return laid_out(self._range, starts, lengths, added)
 
     def _captured_size(
         self, slots: IntArray, starts: IntArray, lengths: IntArray | None
@@ -411,7 +355,9 @@ class SequenceInfo:
         np.multiply(pages, self.page_size, out=target, casting="unsafe")
         target += positions % self.page_size
 
-    def _write_tables(self, layout: Layout, step: _Step, tables: IntArray, sequences: int) -> None:
+    def _write_tables(
+        self, layout: Layout, step: StepLayout, tables: IntArray, sequences: int
+    ) -> None:
         """Write block tables [groups, sequences, pages] and slot mappings of other sequences than
         those before.
         """
@@ -466,7 +412,7 @@ class SequenceInfo:
     def _finish(
         self,
         layout: Layout,
-        step: _Step,
+        step: StepLayout,
         slots: IntArray,
         wanted: IntArray,
         rope_length: int,

@@ -25,6 +25,7 @@ from onboard.cache.next_token import Chosen
 from onboard.errors import UsageError
 from onboard.modeling import Codebooks
 from onboard.runtime.calls.adapter_numbers import adapter_number
+from onboard.runtime.calls.checked_prompt import check_prompt
 from onboard.runtime.calls.endings import ending, has_ended_with
 from onboard.runtime.calls.prompt_pass import PromptPass
 from onboard.runtime.calls.request_texts import RequestTexts
@@ -316,7 +317,11 @@ class Engine:
         if step.num_drafts and self._drafted is not None:
             return self._drafted.launch(step, positions)
         self.cache.info.set_rows(
-            step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions
+            step.rows.slots,
+            step.lengths,
+            rope_length=step.rope_length,
+            position_ids=positions,
+            captured=not step.reads_images(),
         )
         tokens, logits = self._run(step)
         self.scheduler.launched(step)
@@ -384,17 +389,7 @@ class Engine:
             )
 
     def _check_prompt(self, prompt: Sequence[int], *, room_for: int) -> None:
-        if not len(prompt):
-            raise UsageError("a prompt has no tokens", hint="Give at least one token")
-        # On a GPU an embedding lookup out of range ends the process.
-        last = self.vocab_size - 1 if self.vocab_size else math.inf
-        if (bad := min(prompt)) < 0 or (bad := max(prompt)) > last:
-            raise UsageError(f"a prompt has token {bad}", hint=f"Token ids go from 0 to {last}")
-        if len(prompt) + room_for > self.capacity:
-            raise UsageError(
-                f"a prompt has {len(prompt)} tokens and a sequence can have {self.capacity} in all",
-                hint="Shorten it, or raise max_seq_len (and the cache's max_tokens)",
-            )
+        check_prompt(prompt, self.vocab_size, self.capacity, room_for=room_for)
 
     def _count(self, step: Step, seconds: float) -> None:
         stats, memory = self.stats, self.memory.stats

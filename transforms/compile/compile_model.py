@@ -14,6 +14,7 @@ from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.cache.cached_sequence import input_names
+from onboard.cache.step_buffer import StepSizes
 from onboard.errors import UsageError
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.compile.captured_prompts import CapturedPrompts, obstacle, step_sizes
@@ -65,7 +66,7 @@ class CompileModelConfig(TransformConfig):
     """
     step_num_tokens: list[PositiveInt] | None = None
     """Token counts of steps that read prompts to capture whole, attention included, with
-    torch-cudagraph and where the graph's operators allow it; None: powers of two from 64 to 1024.
+    torch-cudagraph and where the graph's operators allow it; None: eight from 64 to 1024.
     """
 
     @model_validator(mode="after")
@@ -109,11 +110,14 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             # Ranks that follow do not know whose adapters a step has.
             alone = whole is gm and context.cache.ranks.world_size == 1
             plain = without_adapters(gm) if alone else None
+            steps = self._steps(pieces.gm, context) if pieces is not None and whole is gm else []
             whole = captured = self._captured(pieces or whole, context, plain)
-            matches += len(captured.sizes) + self._capture_pieces(pieces, context)
-            if pieces is not None and pieces.sizes and pieces.whole is gm:
-                captured.prompts = self._captured_prompts(plain or gm, pieces, context)
-                matches += len(captured.prompts.sizes)
+            # With adapters and drafts there are steps of few tokens that no whole graph serves.
+            served = [] if plain is not None or context.runtime.speculative.draft else steps
+            matches += len(captured.sizes) + self._capture_pieces(pieces, served, context)
+            if steps and pieces is not None and pieces.sizes:
+                captured.prompts = prompts = CapturedPrompts(context.cache)
+                matches += self._capture_steps(prompts, plain or gm, pieces, steps, context)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
     def _compiled(self, gm: nn.Module, context: TransformContext, compiler: str) -> nn.Module:
@@ -201,14 +205,19 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             context.cache.info.decode_sizes = sizes
         return captured
 
-    def _capture_pieces(self, pieces: PiecewiseGraph | None, context: TransformContext) -> int:
-        """Capture prefill in pieces; return for how many numbers of tokens."""
+    def _capture_pieces(
+        self, pieces: PiecewiseGraph | None, served: Sequence[StepSizes], context: TransformContext
+    ) -> int:
+        """Capture prefill in pieces; return for how many numbers of tokens. Where nobody asks for
+        some, those are left out that whole graphs have `served`.
+        """
         if pieces is None:
             return 0
-        sizes = token_buckets(
-            self.config.piecewise_num_tokens, context.cache.info.limits.most_tokens
-        )
-        if larger := sorted(set(self.config.piecewise_num_tokens or ()) - set(sizes)):
+        wanted, most = self.config.piecewise_num_tokens, context.cache.info.limits.most_tokens
+        sizes = token_buckets(wanted, most)
+        if wanted is None and served:
+            sizes = [size for size in sizes if size > served[-1].tokens] or sizes[-1:]
+        if larger := sorted(set(wanted or ()) - set(sizes)):
             context.facts.append(
                 f"{self.key}: no pieces for {larger} tokens, more than a step can have"
             )
@@ -222,24 +231,30 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             )
         return len(pieces.sizes)
 
-    def _captured_prompts(
-        self, gm: nn.Module, pieces: PiecewiseGraph, context: TransformContext
-    ) -> CapturedPrompts:
-        """Capture steps that read prompts, without adapters, as far as that can be."""
-        info, prompts = context.cache.info, CapturedPrompts(context.cache)
-        assert isinstance(gm, fx.GraphModule)
+    def _steps(self, gm: fx.GraphModule, context: TransformContext) -> list[StepSizes]:
+        """Return the sizes of the steps that read prompts to capture whole."""
+        info = context.cache.info
         if reason := obstacle(gm, context.cache):
-            context.facts.append(
-                f"{self.key}: steps that read prompts are not captured whole: {reason}"
-            )
-            return prompts
+            fact = f"{self.key}: steps that read prompts are not captured whole: {reason}"
+            context.facts.append(fact)
+            return []
         limits = info.limits.most_tokens, info.max_batch_size, info.max_seq_len
-        prompts.capture(gm, pieces, step_sizes(self.config.step_num_tokens, *limits))
+        return step_sizes(self.config.step_num_tokens, *limits)
+
+    def _capture_steps(
+        self,
+        prompts: CapturedPrompts,
+        gm: nn.Module,
+        pieces: PiecewiseGraph,
+        steps: Sequence[StepSizes],
+        context: TransformContext,
+    ) -> int:
+        """Capture steps that read prompts; return for how many sizes."""
+        prompts.capture(gm, pieces, steps)
         if prompts.left_out:
-            context.facts.append(
-                f"{self.key}: no steps of {prompts.left_out} tokens are captured whole, their memory is not free"
-            )
-        return prompts
+            fact = f"no steps of {prompts.left_out} tokens are captured whole, their memory is not free"
+            context.facts.append(f"{self.key}: {fact}")
+        return len(prompts.sizes)
 
 
 def _import_tensorrt(context: TransformContext) -> None:

@@ -11,6 +11,8 @@ import torch
 
 from onboard.errors import UsageError
 
+_HALVED_FROM = 16
+"""Fewer sequences take as long as one but for their keys."""
 _TIMED_RUNS = 3
 _MEMORY_SHARE = 2.5
 """Steps are captured if this many times the memory of the largest one is free."""
@@ -18,13 +20,16 @@ _MEMORY_SHARE = 2.5
 
 def capture_sizes(wanted: Sequence[int] | None, max_batch_size: int) -> list[int]:
     """Return the batch sizes to capture, ascending: the `wanted` ones that a batch can have; None:
-    powers of two and `max_batch_size`.
+    powers of two, from 16 on what is halfway between them, too, and `max_batch_size`.
 
     Raises `UsageError` for a size below 1.
     """
     if wanted is None:
         powers = [1 << exponent for exponent in range(max_batch_size.bit_length())]
-        return sorted({*powers, max_batch_size})
+        between = [power * 3 // 2 for power in powers if power >= _HALVED_FROM]
+        return sorted(
+            {*powers, *(size for size in between if size < max_batch_size), max_batch_size}
+        )
     if bad := [size for size in wanted if size < 1]:
         raise UsageError(
             f"CUDA graphs cannot be captured for batch size {bad[0]}", hint="Sizes start at 1"

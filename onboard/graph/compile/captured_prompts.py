@@ -25,8 +25,8 @@ from onboard.graph.compile.captured_step import CapturedStep, borrowed, captured
 from onboard.graph.fx import op_name, placeholders
 from onboard.ops.library import declared
 
-SMALLEST, LARGEST = 64, 1024
-"""Tokens: with more the device takes longer than the host, and the library's attention of whole
+NUMBERS = (64, 128, 192, 256, 384, 512, 768, 1024)
+"""Of tokens: with more the device takes longer than the host, and the library's attention of whole
 prompts, which no graph has, gains more than a graph.
 """
 
@@ -35,11 +35,9 @@ def step_sizes(
     wanted: Sequence[int] | None, max_num_tokens: int, max_batch_size: int, max_seq_len: int
 ) -> list[StepSizes]:
     """Return the sizes to capture, ascending: of the `wanted` numbers of tokens that a step can have
-    and one sequence is longer than; None: powers of two.
+    and one sequence is longer than; None: `NUMBERS`.
     """
-    numbers = wanted
-    if numbers is None:
-        numbers = [1 << power for power in range(SMALLEST.bit_length() - 1, LARGEST.bit_length())]
+    numbers = NUMBERS if wanted is None else wanted
     fitting = sorted({each for each in numbers if each <= max_num_tokens and each < max_seq_len})
     rows = {each: min(max_batch_size + 1, each) for each in fitting}
     return [StepSizes(each, rows[each], rows[each]) for each in fitting if rows[each] > 1]

@@ -188,6 +188,10 @@ class PiecewiseGraph(nn.Module):
         if index == len(self._buckets):
             return None
         bucket = self._buckets[index]
+        if (
+            not index and SMALLEST < bucket.tokens > 2 * tokens
+        ):  # it would be padding for the most part
+            return None
         below = self._buckets[index - 1] if index else bucket
         share = (tokens - below.tokens) / (bucket.tokens - below.tokens) if index else 1.0
         whole = (
