@@ -29,7 +29,7 @@ from onboard.hf.parameters_on import without_memory
 from onboard.plain_config import OLD_ROPE_SCALING, add_old_defaults
 
 _INPUTS = ("position_ids", "attention_mask", "use_cache")
-_LAYERS = "num_hidden_layers"
+_LAYERS, _TIES = "num_hidden_layers", "tie_word_embeddings"
 _failed: dict[str, None] = {}
 """What to say of methods for first values that failed."""
 
@@ -120,8 +120,8 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
         )
     if "rope_scaling" not in vars(config_class):
         config_class.rope_scaling = OLD_ROPE_SCALING
-    if not hasattr(config_class, "tie_word_embeddings"):
-        config_class.tie_word_embeddings = True  # the default of its time
+    if not hasattr(config_class, _TIES) or _was_overwritten(config_class, model_class, config):
+        setattr(config_class, _TIES, True)  # the default of its time
     add_old_defaults(config_class)
     own_configs.read_moved_fields(config_class)
     own_configs.keep_own_steps(config_class)
@@ -136,6 +136,17 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
     known = model_class.config_class
     if known is None or known is not config_class:
         model_class.config_class = config_class
+
+
+def _was_overwritten(config_class: Any, model_class: Any, config: Mapping[str, Any]) -> bool:
+    """Whether what a class says of ties, beside its constructor, is code for transformers 4, whose
+    base's constructor overwrote it, with True where config.json says nothing.
+    """
+    then = (
+        isinstance(model_class._tied_weights_keys, list | tuple) and (_version(config) or 4) < 500
+    )
+    calls_base = "super" in inspect.unwrap(config_class.__init__).__code__.co_names
+    return then and (calls_base or _TIES not in config_class.__dataclass_fields__)
 
 
 def _model_classes(package: str) -> list[Any]:

@@ -93,7 +93,8 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
     else:
         whose, methods = f"the repository's {config_class.__name__}", _methods(config_class)
         values = _class_values(config_class, _named_in(config_class))
-        values |= defaults_beside(class_node(config_class))
+        beside = defaults_beside(class_node(config_class))
+        values |= {key: vars(config_class).get(key, value) for key, value in beside.items()}
     body = [f'"""What config.json says, with the defaults of {whose}."""', ""]
     body += [f"{key} = {value!r}" for key, value in values.items()]
     body += [line for method in methods for line in ("", *method.splitlines())]

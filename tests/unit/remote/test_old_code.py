@@ -564,6 +564,28 @@ def test_what_the_old_list_of_weights_meant_is_tied(monkeypatch: pytest.MonkeyPa
     assert any("n_deep has the number of layers" in fact for fact in facts)
 
 
+@pytest.mark.parametrize(
+    "field", ["tie_word_embeddings = False", "tie_word_embeddings: bool = False"]
+)
+@pytest.mark.parametrize(
+    ("version", "said", "ties"),
+    [(None, None, True), ("5.0.0", None, False)] + [(None, False, False)],
+)
+def test_what_a_config_class_of_transformers_4_says_of_ties_beside_its_constructor_is_overwritten(
+    field: str, version: str | None, said: bool | None, ties: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "repository_code_that_says_beside"
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(_OLD.replace('model_type = "old"', f'model_type = "old"\n    {field}'), vars(module))
+    own: Any = module
+    own.OldLM._tied_weights_keys = ["head.weight"]
+    config = {"model_type": "old", "n_deep": 3, "transformers_version": version}
+    config |= {} if said is None else {"tie_word_embeddings": said}
+    bring_up_to_date(name, own.OldConfig, own.OldLM, config)
+    assert own.OldConfig.from_dict(config).tie_word_embeddings is ties
+
+
 def test_a_number_of_layers_that_the_config_has_no_field_of_is_the_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
