@@ -75,6 +75,8 @@ class Closure(Value):
     source: ModuleSource
     seen: dict[str, Value]
     """What the variables around it held when it was defined."""
+    home: object = None
+    """The frame of the function around it, in which they hold what they hold when it is called."""
 
     def code(self) -> ast.expr:
         """Raise: generated code has no functions inside others."""

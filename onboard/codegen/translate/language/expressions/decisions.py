@@ -31,6 +31,28 @@ def decided_here(test: Value, frame: Frame) -> bool | None:
     return chosen
 
 
+def decided_by_part(test: Value, frame: Frame) -> bool | None:
+    """Return the value of `a and b`, of which one part is known at run time or by the layer only,
+    where this config makes the other false; of `a or b` likewise.
+    """
+    match test:
+        case Code(expr=ast.BoolOp(op=op, values=parts)):
+            stop = isinstance(op, ast.Or)
+            static = [part for part in parts if is_of_config(part)]
+            return stop if any(_is(stop, part, frame) for part in static) else None
+    return None
+
+
+def _is(outcome: bool, part: ast.expr, frame: Frame) -> bool:
+    """Whether a static test has this outcome here, which is guarded; another one is not."""
+    before = None if frame.cls is None else list(frame.cls.guards)
+    if decided_here(Code(part, static=True), frame) is outcome:
+        return True
+    if frame.cls is not None and before is not None:
+        frame.cls.guards[:] = before
+    return False
+
+
 def _holds_always(reason: ast.expr, frame: Frame) -> bool:
     """Whether a condition reads nothing but the modeling file's own names, `torch.float16` say."""
     names = {item.id for item in ast.walk(reason) if isinstance(item, ast.Name)}

@@ -386,7 +386,7 @@ def _lambda(node: ast.Lambda, frame: Frame) -> Value:
         raise Untranslatable(f"a <lambda> at {frame.source.location(node)}")
     body: list[ast.stmt] = [ast.copy_location(ast.Return(node.body), node)]
     function = ast.FunctionDef("<lambda>", node.args, body, [], None, None)
-    return Closure(ast.copy_location(function, node), frame.source, dict(frame.env.values))
+    return Closure(ast.copy_location(function, node), frame.source, dict(frame.env.values), frame)
 
 
 _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {

@@ -34,15 +34,27 @@ _FUNCTIONS = (ast.FunctionDef, ast.Lambda)
 
 def call_closure(closure: Closure, args: Args, frame: Frame) -> Value:
     """Return what a function gives that is defined inside another one."""
+    if closure.home is frame:
+        seen = closure.seen | frame.env.values
+    else:
+        _check_unchanged(closure, frame)
+        seen = closure.seen | {closure.node.name: closure}
+    inside = partial(run_inside, closure.node, closure.source, args, frame, seen)
+    around = seen.keys() - {closure.node.name}
+    return or_as_it_is(inside, closure.node, closure.source, args, frame, around)
+
+
+def _check_unchanged(closure: Closure, frame: Frame) -> None:
+    """Raise `Untranslatable` where a function that is called elsewhere than where it is defined reads
+    variables around it that hold something else by now, or assigns them.
+    """
+    if closure.home is not None and (assigned := _of_around(closure.node)):
+        raise Untranslatable(f"{closure.node.name}, which assigns {min(assigned)} around it")
     read = {item.id for item in ast.walk(closure.node) if isinstance(item, ast.Name)}
     for key in read & closure.seen.keys() & frame.env.values.keys():
         now = frame.env.values[key]
         if closure.source is frame.source and not now.equals(closure.seen[key]):
             raise Untranslatable(f"{closure.node.name}, which reads {key}, which changes")
-    seen = closure.seen | {closure.node.name: closure}
-    inside = partial(run_inside, closure.node, closure.source, args, frame, seen)
-    around = seen.keys() - {closure.node.name}
-    return or_as_it_is(inside, closure.node, closure.source, args, frame, around)
 
 
 def run_method(owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> Value | None:
@@ -181,7 +193,8 @@ def run_inside(
     inner.env.values.update({own.get(key, key): value for key, value in given.items()})
     body = [_Renamed(own).visit(statement) for statement in _own_body(node, source)]
     value = _returned(execute(body, inner), inner, node)
-    changed = {k: v for k, v in inner.env.values.items() if k.startswith("self.")}
+    shared = _of_around(node)
+    changed = {k: v for k, v in inner.env.values.items() if k.startswith("self.") or k in shared}
     frame.env.values.update(changed)
     return value
 
@@ -252,6 +265,31 @@ def _returned(ending: str, inner: Frame, node: ast.FunctionDef) -> Value:
     return inner.settle(inner.returns[0][1])
 
 
+def _own_variables(node: ast.FunctionDef | ast.Lambda) -> set[str]:
+    """Return the variables of its own that a function assigns."""
+    return _stored(node) - _of_around(node)
+
+
+def _of_around(node: ast.AST) -> set[str]:
+    """Return the variables of functions around it that a function assigns (`nonlocal`), by itself or
+    in functions inside it.
+    """
+    named = (
+        {name for item in node.body if isinstance(item, ast.Nonlocal) for name in item.names}
+        if isinstance(node, ast.FunctionDef)
+        else set()
+    )
+    inside = [each for item in ast.iter_child_nodes(node) for each in _functions(item)]
+    return named | set().union(*map(_of_around, inside)) - (_stored(node) - named)
+
+
+def _functions(node: ast.AST) -> list[ast.AST]:
+    """Return the outermost functions that a node is or has."""
+    if isinstance(node, _FUNCTIONS):
+        return [node]
+    return [each for item in ast.iter_child_nodes(node) for each in _functions(item)]
+
+
 def _stored(node: ast.AST) -> set[str]:
     """Return the variables that a function assigns, those of functions inside it left out."""
     inside = [item for item in ast.iter_child_nodes(node) if not isinstance(item, _FUNCTIONS)]
@@ -261,7 +299,7 @@ def _stored(node: ast.AST) -> set[str]:
 
 def _own_names(node: ast.FunctionDef, frame: Frame) -> dict[str, str]:
     """Return free names for the variables that a function assigns."""
-    stored = _stored(node)
+    stored = _own_variables(node)
     taken = frame.env.values.keys() | {
         item.id
         for statements in (frame.out, *frame.outer)
@@ -290,9 +328,14 @@ class _Renamed(ast.NodeTransformer):
         node.id = self.names.get(node.id, node.id)
         return node
 
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.Nonlocal:
+        """Rename them where a function inside assigns them."""
+        node.names = [self.names.get(key, key) for key in node.names]
+        return node
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Rename what a function inside reads of the one around it."""
-        own = _stored(node) | {
+        own = _own_variables(node) | {
             item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)
         }
         inner = _Renamed({key: new for key, new in self.names.items() if key not in own})

@@ -35,7 +35,7 @@ def define(node: ast.FunctionDef, frame: Frame) -> None:
     """Bind a function that is defined inside another one."""
     if not frame.translator.specialised:
         raise Untranslatable(f"{node.name}, defined at {frame.source.location(node)}")
-    frame.env.values[node.name] = Closure(node, frame.source, dict(frame.env.values))
+    frame.env.values[node.name] = Closure(node, frame.source, dict(frame.env.values), frame)
 
 
 def of_itself(function: Closure, attr: str, frame: Frame) -> Closure:
@@ -49,7 +49,7 @@ def of_itself(function: Closure, attr: str, frame: Frame) -> Closure:
     read = {item.id for item in ast.walk(function.node) if isinstance(item, ast.Name)}
     seen = {key: value for key, value in function.seen.items() if key in read}
     held = {key: _held(f"{attr}_{key}", value, function, frame) for key, value in seen.items()}
-    return replace(function, seen=held)
+    return replace(function, seen=held, home=None)
 
 
 def _of_attributes(function: Closure) -> Closure:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.branch_types import narrowed, numbered
 from onboard.codegen.translate.language.expressions.comprehensions import bind_target, iteration
-from onboard.codegen.translate.language.expressions.decisions import decided_here, is_of_config
+from onboard.codegen.translate.language.expressions.decisions import decided_by_part, decided_here
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
@@ -153,8 +153,8 @@ def _if(node: ast.If, frame: Frame) -> str | None:
         raise
     decided = frame.mechanisms.decided(node, frame)
     decided, test = test.truth() if decided is None else decided, condition(test)
-    if decided is None and frame.translator.specialised:
-        decided = _decided_by_part(test, frame)
+    if decided is None and frame.translator.specialised and not test.is_static:
+        decided = decided_by_part(test, frame)
     if decided is not False and is_made_first(node, frame):
         return _first_call(node, frame)
     if decided is not None:
@@ -181,19 +181,6 @@ def _alike_either_way(node: ast.If, frame: Frame) -> bool:
         return False
     frame.env = one
     return True
-
-
-def _decided_by_part(test: Value, frame: Frame) -> bool | None:
-    """Return the value of `a and b`, of which one part is known at run time only, where this config
-    makes the other false; of `a or b` likewise.
-    """
-    match test:
-        case Code(expr=ast.BoolOp(op=op, values=parts), static=False):
-            stop = isinstance(op, ast.Or)
-            static = [part for part in parts if is_of_config(part)]
-            found = [decided_here(Code(part, static=True), frame) for part in static]
-            return stop if stop in found else None
-    return None
 
 
 def _decided(node: ast.If, outcome: bool, frame: Frame) -> str | None:
@@ -263,7 +250,8 @@ def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
         return _is_for_none(test, frame)
     if syntax.only_raises(node.body):
         return None
-    return decided_here(test, frame)
+    whole = decided_here(test, frame)
+    return decided_by_part(test, frame) if whole is None else whole
 
 
 def _is_for_none(test: Value, frame: Frame) -> Literal[False] | None:
@@ -446,5 +434,6 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Any, Frame], str | None]] = {
     ast.Import: bindings.bring,
     ast.ImportFrom: bindings.bring,
     ast.Global: bindings.begin,
+    ast.Nonlocal: _nothing,  # whose names are those of the function around
     ast.FunctionDef: bindings.define,
 }

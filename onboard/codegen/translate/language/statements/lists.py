@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.comprehensions import comprehension
@@ -38,8 +39,14 @@ class Filled(Exception):
 
 
 def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
-    """Return the list and its value when a loop does nothing but append to an empty one."""
+    """Return the list and its value when a loop does nothing but append to an empty one, or put new
+    modules in the places of all that it has.
+    """
     match node.body:
+        case [
+            ast.Assign(targets=[ast.Subscript(value=owner, slice=ast.Name(id=index))], value=item)
+        ]:
+            return _all_replaced(node, owner, index, item, frame)
         case [
             *before,
             ast.Expr(
@@ -58,6 +65,43 @@ def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
                 made, frame, [part for part in before if isinstance(part, ast.Assign)]
             )
             return None if value is None else (name(variable, store=True), value)
+    return None
+
+
+def _all_replaced(
+    node: ast.For, owner: ast.expr, index: str, item: ast.expr, frame: Frame
+) -> tuple[ast.expr, Value] | None:
+    """Return the list of modules of `for i in range(len(owner)): owner[i] = item`, whose new ones
+    know nothing of the old ones, which nothing else reads; None for other loops.
+    """
+    place = ast.unparse(owner)
+    over = (ast.unparse(node.target), ast.unparse(node.iter))
+    every = over == (index, f"range(len({place}))") and frame.kind == "init"
+    if not every or place in ast.unparse(item) or (turns := _turns(frame.evaluate(owner))) is None:
+        return None
+    loop = ast.comprehension(node.target, turns, [], 0)
+    made = comprehension(ast.copy_location(ast.ListComp(item, [loop]), node), frame)
+    if not isinstance(made, ModuleList):
+        return None
+    target = ast.parse(f"{place} = 0").body[0]
+    assert isinstance(target, ast.Assign)
+    listed = call(attribute(name("nn"), "ModuleList"), made.expr)
+    return target.targets[0], replace(made, expr=listed)
+
+
+def _turns(modules: Value) -> ast.expr | None:
+    """Return `range(n)` with which a constructor makes a list of modules that nothing reads; None for
+    other lists.
+    """
+    match modules:
+        case ModuleList(
+            expr=ast.Call(
+                args=[
+                    ast.ListComp(generators=[ast.comprehension(iter=ast.Call() as turns, ifs=[])])
+                ]
+            )
+        ) if ast.unparse(turns.func) == "range" and len(turns.args) == 1:
+            return turns
     return None
 
 

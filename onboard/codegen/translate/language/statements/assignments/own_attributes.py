@@ -78,7 +78,10 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     target = ast.Attribute(path.value, attr, ast.Store())
     if is_table(attr, value, frame):
         keep_table(attr, value.code(), frame, origin)
-    elif not is_replaced(attr, value, frame):
+    elif is_replaced(attr, value, frame):
+        frame.env.values[f"self.{attr}"] = value  # what replaces it may ask how it was made
+        return
+    else:
         frame.emit(ast.Assign([target], value.code()), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
 
