@@ -198,6 +198,13 @@ def give_positions(model_class: Any) -> None:
     facts.append(f"{model_class.__name__}.forward fails without position_ids; it gets them")
 
 
+def spare_positions(model_class: Any) -> None:
+    """Give the models of a class no positions; it is told for the report."""
+    given_inputs.spare_positions(model_class)
+    facts = _INSTALLED[model_class.config_class.model_type]
+    facts.append(f"{model_class.__name__}.forward fails with position_ids; it gets none")
+
+
 def spare_masks(model_class: Any, *, always: bool = False) -> None:
     """Give the models of a class no mask with texts of one token, or always; it is told for the
     report.

@@ -72,6 +72,24 @@ def spare_masks(model_class: Any, *, always: bool = False) -> None:
     model_class.forward = spared
 
 
+def spare_positions(model_class: Any) -> None:
+    """Have a class's forward, which fails with positions, get none: it counts them."""
+    forward = model_class.forward
+
+    @functools.wraps(forward)
+    def spared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("position_ids", None)
+        return forward(self, *args, **kwargs)
+
+    spared.counts_itself = True  # type: ignore[attr-defined]
+    model_class.forward = spared
+
+
+def counts_itself(model_class: Any) -> bool:
+    """Whether a class's forward is spared positions."""
+    return getattr(model_class.forward, "counts_itself", False)
+
+
 def hands_no_mask(model: nn.Module, mask: torch.Tensor) -> bool:
     """Whether a model's own preparation for generation leaves out a mask, [batch, length], or its
     own generation knows none.

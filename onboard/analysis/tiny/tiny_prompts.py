@@ -107,7 +107,8 @@ def positions_below_length(model: nn.Module) -> bool:
 def runs_as_it_is(model: nn.Module) -> bool:
     """Whether a transformers model runs with tokens alone; where it needs a mask or positions, it is
     given them from now on, a mask as truth values where it needs these, and no mask where one token
-    has none. A copy is run: a first run may change weights, or leave things behind.
+    has none, or no positions where it runs with none alone. A copy is run: a first run may change
+    weights, or leave things behind.
     """
     model = copied(model)
     inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
@@ -123,6 +124,9 @@ def runs_as_it_is(model: nn.Module) -> bool:
             repository.spare_masks(type(model))
     elif runs(model, {**inputs, "attention_mask": mask}):
         repository.give_masks(type(model))
+    elif runs(model, {"input_ids": inputs["input_ids"]}):
+        repository.spare_positions(type(model))
+        return runs_as_it_is(model)
     else:
         return False
     if not runs(model, {"input_ids": inputs["input_ids"]}):

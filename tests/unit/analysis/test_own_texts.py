@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from onboard.analysis.behaviour.idle import is_idle
 from onboard.analysis.behaviour.rounding import check_rounding, rounds_in
 from onboard.analysis.behaviour.texts import pieces_of_a_text
 from onboard.analysis.tiny.tiny_prompts import positions_below_length, prompt
@@ -47,6 +48,20 @@ def test_rounded_activations_are_refused_by_their_module() -> None:
     model.model.layers[1].mlp.up_proj.activations = True
     with pytest.raises(OnboardError, match=r"in model\.layers\.1\.mlp\.up_proj"):
         check_rounding(model)
+
+
+class _WithHeads(LlamaForCausalLM):
+    def forward(self, **inputs: Any) -> Any:
+        output = super().forward(**inputs)
+        self.later(output.logits.flip(1))
+        return output
+
+
+def test_what_logits_do_not_depend_on_is_idle() -> None:
+    model = _model()
+    model.__class__, model.later = _WithHeads, nn.Linear(VOCABULARY, 3)
+    paths = ("later", "lm_head", "model.layers.0.self_attn", "model.layers.1")
+    assert [is_idle(model, path, prompt(0)) for path in paths] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("relative", [True, False])

@@ -42,8 +42,16 @@ from onboard.analysis.source import module_source
 from onboard.analysis.tiny.random_weights import is_table
 from onboard.analysis.tiny.tiny_prompts import begins_at_zero, counts_positions
 from onboard.analysis.tiny.tiny_sizes import keep_heads
+from onboard.codegen.translate.language.program.uses import inputs_of
 from onboard.errors import ConsentRequiredError, OnboardError
-from onboard.hf.given_inputs import give_masks, give_positions, hands_no_mask, spare_masks
+from onboard.hf.given_inputs import (
+    counts_itself,
+    give_masks,
+    give_positions,
+    hands_no_mask,
+    spare_masks,
+    spare_positions,
+)
 from onboard.hf.old import interfaces, names, packages
 from onboard.hf.old.einops_forms import rearrange, repeat
 from onboard.hf.old.gone import Gone, importing
@@ -414,6 +422,23 @@ def test_a_model_that_needs_positions_gets_them() -> None:
     ids = torch.tensor([[random.randrange(2, 99), 3, 4]])
     assert Placed().forward(input_ids=ids).tolist() == [[0, 1, 2]]
     assert Placed().forward(ids, position_ids=torch.full_like(ids, 7)).tolist() == [[7, 7, 7]]
+
+
+class _Asking:
+    def forward(self, input_ids: Any = None, position_ids: Any = None) -> Any:
+        return input_ids if not position_ids else None
+
+
+def test_a_model_that_fails_with_positions_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Asking, "forward", _Asking.forward)
+    ids = torch.tensor([[random.randrange(2, 99), 3, 4]])
+    assert not counts_itself(_Asking)
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        _Asking().forward(ids, position_ids=torch.full_like(ids, 7))
+    spare_positions(_Asking)
+    assert torch.equal(_Asking().forward(ids, position_ids=torch.full_like(ids, 7)), ids)
+    assert counts_itself(_Asking)
+    assert inputs_of(_Asking) == ["input_ids"]
 
 
 def test_a_text_of_one_token_gets_no_mask_where_code_fails_with_one() -> None:

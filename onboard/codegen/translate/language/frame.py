@@ -129,9 +129,11 @@ class Frame:
 
     def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
         """Assign a value to a local variable; run-time values leave an assignment behind."""
-        self.protect(variable, origin)
+        stays = isinstance(value, Code) and ast.unparse(value.expr) == variable
+        if not stays:
+            self.protect(variable, origin)
         if isinstance(value, Code) and not value.masked:
-            if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
+            if not stays:
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
             value = replace(value, expr=name(variable))
         if isinstance(value, Instance) and self._is_made_once(value):

@@ -32,6 +32,7 @@ from onboard.codegen.translate.mechanisms.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.masks.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
+from onboard.codegen.translate.mechanisms.parts.idle_modules import IdleModules
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.scans.kernel_calls import KernelCalls
@@ -47,6 +48,7 @@ MECHANISMS = Mechanisms(
     (
         # Masks of ones and vectors of ones are gone before anything else sees them.
         GpuNames(),
+        IdleModules(),
         Padding(),
         UniformBatches(),
         LastTokens(),

@@ -20,6 +20,7 @@ from onboard.codegen.translate.language.state import ClassState, Restart, Routin
 from onboard.codegen.translate.language.statements.by_class import Differing
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
 from onboard.codegen.translate.language.values import Code, Value
+from onboard.hf.given_inputs import counts_itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,8 @@ def inputs_of(cls: type) -> list[str]:
     arguments = _forward_of(cls).args
     named = {item.arg for item in (*arguments.args, *arguments.kwonlyargs)}
     takes_any = arguments.kwarg is not None
-    return [key for key in ("input_ids", "position_ids") if takes_any or key in named]
+    known = ("input_ids",) if counts_itself(cls) else ("input_ids", "position_ids")
+    return [key for key in known if takes_any or key in named]
 
 
 def given_to(cls: type) -> dict[str, Value]:

@@ -17,7 +17,11 @@ from onboard.codegen.translate.language.statements.assignments.own_attributes im
 from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 _FIRST_VALUES = ("torch.nn.init", "transformers.initialization")
-_ARITHMETIC = ("math", "builtins")
+_ARITHMETIC = ("math", "builtins", "torch.autograd.grad_mode")
+_LOOKING = ("named_parameters", "parameters", "named_modules", "modules", "children", "items")
+"""Methods that only tell what a module has."""
+_WEIGHTS = ("data", "weight", "bias")
+"""What a method changes in place that gives first values."""
 
 
 class Initialised(Mechanism):
@@ -48,7 +52,9 @@ class Initialised(Mechanism):
 
 
 def _only_initialises(node: ast.FunctionDef, namespace: Mapping[str, Any]) -> bool:
-    """Whether a method calls functions of `torch.nn.init`, and else works out numbers for them."""
+    """Whether a method calls functions of `torch.nn.init` or changes weights in place, and else works
+    out numbers for that, or looks for weights.
+    """
     inside = [item for statement in node.body for item in ast.walk(statement)]
     for item in inside:
         match item:
@@ -64,8 +70,15 @@ def _only_initialises(node: ast.FunctionDef, namespace: Mapping[str, Any]) -> bo
 def _modules_called(nodes: list[ast.AST], namespace: Mapping[str, Any]) -> Iterator[str | None]:
     """Yield the module of each function that is called; None for one that is not known."""
     for node in nodes:
-        if isinstance(node, ast.Call):
-            yield _module_of(node.func, {**vars(builtins), **namespace})
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=owner), attr=attr)) if (
+                owner in _WEIGHTS and attr.endswith("_") and not attr.endswith("__")
+            ):
+                yield _FIRST_VALUES[0]
+            case ast.Call(func=ast.Attribute(attr=attr), args=[]) if attr in _LOOKING:
+                continue
+            case ast.Call(func=function):
+                yield _module_of(function, {**vars(builtins), **namespace})
 
 
 def _module_of(function: ast.expr, names: Mapping[str, Any]) -> str | None:

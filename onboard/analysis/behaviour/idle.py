@@ -1,0 +1,30 @@
+"""Modules that run, and whose results nothing reads: heads that only training has, say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+
+@torch.no_grad()
+def is_idle(model: nn.Module, path: str, inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a transformers model gives the same logits when all floats that one of its modules
+    gives are not numbers.
+    """
+    expected = model(**inputs, use_cache=False).logits
+    hook = model.get_submodule(path).register_forward_hook(
+        lambda *call: tree_map(_spoilt, call[-1])
+    )
+    try:
+        return torch.equal(model(**inputs, use_cache=False).logits, expected)
+    finally:
+        hook.remove()
+
+
+def _spoilt(item: Any) -> Any:
+    floats = isinstance(item, torch.Tensor) and item.is_floating_point()
+    return torch.full_like(item, torch.nan) if floats else item
