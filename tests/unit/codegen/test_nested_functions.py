@@ -61,6 +61,26 @@ class Toy(nn.Module):
         given = run(x)
         return given * x + y
 """
+EARLY = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layer = nn.Linear(config.size, config.size)
+        self.least = config.least
+
+    def forward(self, x):
+        y = x * 3
+
+        def doubled():
+            nonlocal y
+            y = y + 1
+            if x.shape[0] > self.least:
+                return
+            y = self.layer(y) * 2
+
+        doubled()
+        return y
+"""
 ELSEWHERE = """
 class Around(nn.Module):
     def forward(self, x, function):
@@ -128,6 +148,15 @@ class Toy(Base):
             x = layer(x)
         return x
 """
+
+
+@pytest.mark.parametrize("least", [1, 9])
+def test_what_follows_an_early_return_is_under_the_opposite_test(
+    translate: Translate, least: int
+) -> None:
+    config = {"size": 4, "least": least}
+    state, _, _ = translate(EARLY, config, specialised=True)
+    _same(state, EARLY, config)
 
 
 @pytest.mark.parametrize("text", [ASSIGNING, DEEPER])

@@ -16,6 +16,8 @@ from onboard.codegen.translate.language.config_values import all_fields
 from onboard.codegen.translate.language.expressions import multimodal_configs
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.statements.probed_records import made_by_method
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Value
 
 _RECEIVER = "config_of_method"
@@ -37,7 +39,12 @@ def call_config(owner: Config, attr: str, args: Args, frame: Frame) -> Value | N
         return NONE
     cls, function = found
     given = replace(args, positional=[owner, *args.positional])
-    return frame.translator.call_source(function, module_source(cls.__module__), given, frame)
+    try:
+        return frame.translator.call_source(function, module_source(cls.__module__), given, frame)
+    except Untranslatable:
+        if (made := made_by_method(owner, attr, args, frame)) is None:
+            raise
+        return made
 
 
 def _only_checks(config: Any, attr: str, args: Args) -> bool:

@@ -22,10 +22,15 @@ from onboard.codegen.translate.language.program.argument_facts import (
     default_nodes,
 )
 from onboard.codegen.translate.language.program.fields_after import WithValues, fields_after
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, same_code
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    name,
+    same_code,
+)
 from onboard.codegen.translate.language.values import Code, Known, Value
 
-_CONFIG = "_config"
+RECORDED = "_config"
 """Stands for the config in the fields of a record."""
 _FUNCTIONS = {"int", "float", "max", "min", "round", "abs", "len", "math", "bool"}
 
@@ -68,7 +73,7 @@ class Record(Value):
             raise Untranslatable(f"{key} of a record, which is none of its fields")
         if isinstance(value, Known):
             return value
-        return Code(_Replaced(_CONFIG, self.expr).visit(deepcopy(value.code())), static=True)
+        return Code(_Replaced(RECORDED, self.expr).visit(deepcopy(value.code())), static=True)
 
 
 def record(cls: Any, args: Args, frame: Frame) -> Record | None:
@@ -149,9 +154,14 @@ def _of_config(value: Value, config: Config) -> Value | None:
         return value
     if not (isinstance(value, Code) and value.static):
         return None
-    expr = _Replaced(ast.unparse(config.expr), name(_CONFIG)).visit(deepcopy(value.code()))
+    expr = _Replaced(ast.unparse(config.expr), name(RECORDED)).visit(deepcopy(value.code()))
     read = {node.id for node in ast.walk(expr) if isinstance(node, ast.Name)}
-    return Code(expr, static=True) if read <= {_CONFIG, *_FUNCTIONS} else None
+    return Code(expr, static=True) if read <= {RECORDED, *_FUNCTIONS} else None
+
+
+def in_record(field: str) -> Code:
+    """Return a field of the config as one of a record."""
+    return Code(attribute(name(RECORDED), field), static=True)
 
 
 class _Replaced(ast.NodeTransformer):

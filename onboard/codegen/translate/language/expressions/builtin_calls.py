@@ -100,6 +100,8 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
         return plain_call(expr, args, True)
     if isinstance(owner, Global) and default and not hasattr(owner.obj, key.value):
         return default[0]
+    if isinstance(owner, Known) and default and not hasattr(owner.value, key.value):
+        return default[0]
     if (
         isinstance(owner, Self)
         and frame.cls is not None

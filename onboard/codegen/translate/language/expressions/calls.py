@@ -55,6 +55,7 @@ from onboard.codegen.translate.language.object_values import (
 from onboard.codegen.translate.language.partial_classes import Partial
 from onboard.codegen.translate.language.program import returned_objects
 from onboard.codegen.translate.language.records import record
+from onboard.codegen.translate.language.statements.probed_records import made_by_call
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -87,7 +88,13 @@ def evaluate_call(node: ast.Call, frame: Frame) -> Value:
         raise Untranslatable(
             f"{ast.unparse(node.func)} at {frame.source.location(node)}, no function"
         )
-    return call_value(callee, _arguments(node, frame), frame)
+    try:
+        args = _arguments(node, frame)
+    except Untranslatable:
+        if not (node.keywords and (made := made_by_call(node, frame))):
+            raise
+        return made
+    return call_value(callee, args, frame)
 
 
 def _arguments(node: ast.Call, frame: Frame) -> Args:

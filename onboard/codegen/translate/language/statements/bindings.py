@@ -22,7 +22,7 @@ from onboard.codegen.translate.language.object_values import (
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import Code, Known, Unread, Value
 
-_SAYING = ("print(", "logger.", "logging.", "warnings.")
+SAYING = ("print(", "logger.", "logging.", "warnings.")
 _OF_MESSAGES = (
     *(ast.If, ast.Assign, ast.AugAssign, ast.Expr, ast.Pass, ast.Name, ast.expr_context),
     *(ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.Attribute, ast.Call, ast.keyword),
@@ -150,7 +150,7 @@ def only_says(node: ast.If, frame: Frame) -> bool:
         return False
     stored = {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and _stores(item)}
     calls = [item for item in ast.walk(node) if isinstance(item, ast.Expr)]
-    said = calls and all(ast.unparse(item).startswith(_SAYING) for item in calls)
+    said = calls and all(ast.unparse(item).startswith(SAYING) for item in calls)
     outer = [
         item
         for item in ast.walk(function_around(node, frame.source))

@@ -1,4 +1,4 @@
-"""Loop bodies with `continue`, written without it."""
+"""Loop bodies with `continue`, and functions that give nothing with an early `return`, written without."""
 
 from __future__ import annotations
 
@@ -32,3 +32,27 @@ def without_continue(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 def _skips(body: Sequence[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Continue)
+
+
+def without_early_returns(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of a function that gives nothing with what follows `if test: return` under
+    the opposite test; others as they are.
+    """
+    inside = [item for statement in body for item in ast.walk(statement)]
+    returns = [item for item in inside if isinstance(item, ast.Return)]
+    loops = any(
+        isinstance(item, ast.For | ast.While | ast.FunctionDef | ast.Lambda) for item in inside
+    )
+    if not returns or loops or any(item.value is not None for item in returns):
+        return list(body)
+    for index, statement in enumerate(body):
+        after = list(body[index + 1 :])
+        match statement:
+            case ast.If(test=test, body=[ast.Return()], orelse=[]) if after:
+                other = ast.UnaryOp(ast.Not(), test)
+                rest = ast.If(other, without_early_returns(after), [])
+                return [
+                    *body[:index],
+                    ast.fix_missing_locations(ast.copy_location(rest, statement)),
+                ]
+    return list(body)

@@ -14,6 +14,7 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.statements.assignments.kept import is_weight
 from onboard.codegen.translate.language.statements.assignments.own_attributes import store_attribute
+from onboard.codegen.translate.language.statements.bindings import SAYING
 from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 _FIRST_VALUES = ("torch.nn.init", "transformers.initialization")
@@ -48,7 +49,8 @@ class Initialised(Mechanism):
         if found is None or found[0].__module__.startswith(("torch.", "transformers.")):
             return None
         namespace = module_source(found[0].__module__).namespace
-        return NONE if _only_initialises(found[1], namespace) else None
+        nothing = _only_says(found[1]) or _only_initialises(found[1], namespace)
+        return NONE if nothing else None
 
 
 def _only_initialises(node: ast.FunctionDef, namespace: Mapping[str, Any]) -> bool:
@@ -65,6 +67,24 @@ def _only_initialises(node: ast.FunctionDef, namespace: Mapping[str, Any]) -> bo
                     return False
     modules = set(_modules_called(inside, namespace))
     return bool(modules & set(_FIRST_VALUES)) and modules <= {*_FIRST_VALUES, *_ARITHMETIC}
+
+
+def _only_says(node: ast.FunctionDef) -> bool:
+    """Whether a method gives nothing and stores nothing, calls none of the module's own methods, and
+    does nothing with what it works out but say it.
+    """
+    inside = [item for statement in node.body for item in ast.walk(statement)]
+    for item in inside:
+        match item:
+            case ast.Return(value=ast.expr()) | ast.Yield() | ast.FunctionDef() | ast.Delete():
+                return False
+            case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
+                return False
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"))) | ast.Global():
+                return False
+            case ast.Expr(value=ast.Call() as call) if not ast.unparse(call).startswith(SAYING):
+                return False
+    return any(isinstance(item, ast.Expr) and isinstance(item.value, ast.Call) for item in inside)
 
 
 def _modules_called(nodes: list[ast.AST], namespace: Mapping[str, Any]) -> Iterator[str | None]:
