@@ -75,8 +75,20 @@ def test_scores_that_may_not_be_below_the_least_number_are_as_they_were(
 )
 def test_bounds_that_scores_may_reach_are_not_left_out(bound: str, translate: Translate) -> None:
     text, fields = BOUNDED.replace("BOUND", bound), {"heads": 2, "size": 12}
-    with pytest.raises(Untranslatable, match="read once they are masked"):
+    with pytest.raises(Untranslatable, match="read once they are masked|whose scores have bounds"):
         translate(text, fields, specialised=True, mask=Mask())
+
+
+@pytest.mark.parametrize("bound", ["scores.clamp(-5.0, 5.0)", "torch.clip(scores, -5.0, 5.0)"])
+def test_bounds_of_scores_that_are_not_masked_yet_are_named(
+    bound: str, translate: Translate
+) -> None:
+    text = BOUNDED.replace("BOUND", "scores")
+    first = text.index("scores = ")
+    line = text[first : text.index("\n", first)]
+    text = text.replace(line, f"{line}\n        scores = {bound}", 1)
+    with pytest.raises(Untranslatable, match="attention whose scores have bounds"):
+        translate(text, {"heads": 2, "size": 12}, specialised=True, mask=Mask())
 
 
 NAMED = """

@@ -15,6 +15,7 @@ from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
     attribute,
     name,
 )
@@ -47,6 +48,7 @@ from onboard.codegen.translate.mechanisms.masks.score_bounds import (
     BOUNDING,
     bounds_nothing,
     is_bound,
+    is_clamp,
 )
 
 _FUNCTIONS = (
@@ -113,6 +115,10 @@ class WrittenAttention(Mechanism):
                 function, Args(bounds, args.keywords, []), frame
             ):
                 return scores
+            case [Scores(normed=False), *bounds] if not bounds_nothing(
+                function, Args(bounds, args.keywords, []), frame
+            ) and is_clamp(function):
+                raise Untranslatable("attention whose scores have bounds, which no op of it has")
         return with_window(call_of(function, args, unmasked_call(expr, args)), frame)
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
@@ -129,7 +135,7 @@ class WrittenAttention(Mechanism):
         if attr in ("matmul", "bmm") and isinstance(owner, Code) and len(args.positional) == 1:
             both = Args([owner, *args.positional], args.keywords, args.stars)
             return self.call(getattr(torch, attr), attribute(name("torch"), attr), both, frame)
-        if isinstance(owner, Scores) and owner.causal and is_bound(attr):
+        if isinstance(owner, Scores) and (owner.causal and is_bound(attr) or is_clamp(attr)):
             both = Args([owner, *args.positional], args.keywords, args.stars)
             return self.call(getattr(torch, attr), attribute(name("torch"), attr), both, frame)
         if isinstance(owner, Scores) and owner.attends:

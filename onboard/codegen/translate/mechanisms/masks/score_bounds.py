@@ -25,6 +25,12 @@ def is_bound(attr: str) -> bool:
     return attr in _NAMES
 
 
+def is_clamp(function: Any) -> bool:
+    """Whether a function, or a method by its name, keeps numbers between two."""
+    clamps = ("clamp", "clamp_", "clip", "clip_")
+    return function in clamps or function in [getattr(torch, name) for name in clamps]
+
+
 def bounds_nothing(function: Any, bounds: Args, frame: Frame) -> bool:
     """Whether a function, called so of scores and `bounds`, changes no score that counts."""
     places = dict(zip(("min", "max"), bounds.positional, strict=False))
