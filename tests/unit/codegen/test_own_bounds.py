@@ -117,3 +117,47 @@ def test_what_is_put_on_a_gpu_by_its_name_is_where_the_input_is(
     ours = _made(_written(state).replace("device=torch.cuda.current_device()", ""), {"size": 4})
     x = torch.randn(2, 3, 4)
     torch.testing.assert_close(ours(x), ours.inner(x + 2) + 1)
+
+
+ROOTED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.size, 3 * config.size)
+        root = torch.sqrt(torch.tensor(config.size // config.heads, dtype=torch.float32))
+        self.register_buffer("root", root.to(torch.get_default_dtype()), persistent=KEPT)
+
+    def forward(self, x, mask):
+        b, s, size = x.shape
+        q, k, v = (
+            part.view(b, s, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        q, k = q.view(b * self.heads, s, -1), k.view(b * self.heads, s, -1)
+        scores = torch.zeros(b * self.heads, s, s, dtype=q.dtype, device=k.device)
+        scores = torch.baddbmm(scores, q, k.transpose(1, 2), beta=1.0, alpha=ALPHA)
+        scores = scores.view(b, self.heads, s, s) + mask
+        out = torch.matmul(nn.functional.softmax(scores, dim=-1), v)
+        return out.transpose(1, 2).reshape(b, s, size)
+"""
+_ALPHA = "(torch.tensor(1.0, dtype=self.root.dtype, device=self.root.device) / self.root)"
+
+
+def test_a_scale_in_a_buffer_apart_from_the_checkpoint_is_a_number(translate: Translate) -> None:
+    text = ROOTED.replace("ALPHA", _ALPHA).replace("KEPT", "False")
+    fields = {"heads": 2, "size": 12}
+    state, init, forward = translate(text, fields, specialised=True, mask=Mask())
+    assert "self.root = float(" in init
+    assert "1.0 / self.root" in forward
+    original, ours = _made(text, fields), _made(_written(state), fields)
+    ours.load_state_dict(original.state_dict())
+    length = random.randint(2, 9)
+    x, later = torch.randn(2, length, 12), torch.ones(length, length, dtype=torch.bool).triu(1)
+    expected = original(x, torch.zeros(length, length).masked_fill(later, -torch.inf))
+    torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scale_of_the_checkpoint_stays_a_tensor(translate: Translate) -> None:
+    text = ROOTED.replace("ALPHA", _ALPHA).replace("KEPT", "True")
+    state, init, _ = translate(text, {"heads": 2, "size": 12}, specialised=True, mask=Mask())
+    assert "float(" not in init

@@ -5,6 +5,7 @@ numbers that an exported graph must not take for constants.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,9 @@ from torch.nn import functional as F
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, assigned
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.statements.assignments.own_attributes import store_attribute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
-from onboard.codegen.translate.language.values import Code, Value
+from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 
 class Numbers(Mechanism):
@@ -30,8 +32,21 @@ class Numbers(Mechanism):
         if frame.kind != "init" or frame.cls is None or not isinstance(value, Code) or value.static:
             return None
         kept = [vars(item).get(attr) for item in frame.translator.modules_of(frame.cls.cls)]
-        if kept and all(map(_is_number, kept)):
-            return Code(call(name("float"), value.code()), static=True)
+        return _as_number(value, kept)
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Such a number that is registered as a buffer apart from the checkpoint."""
+        if frame.kind != "init" or frame.cls is None or not frame.translator.specialised:
+            return None
+        match attr, args.positional, args.keywords.get("persistent"):
+            case "register_buffer", [Known(value=str() as key), Code() as value], Known(
+                value=False
+            ):
+                modules = frame.translator.modules_of(frame.cls.cls)
+                number = _as_number(value, [item._buffers.get(key) for item in modules])
+                if number is not None:
+                    store_attribute(key, number, frame, None)
+                    return NONE
         return None
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
@@ -50,6 +65,38 @@ class Numbers(Mechanism):
                 each = call(attribute(indices.code(), "unsqueeze"), ast.Constant(-1))
                 return Code(call(attribute(ast.Compare(each, [ast.Eq()], [numbers]), "long")))
         return None
+
+
+def _as_number(value: Code, kept: Sequence[object]) -> Code | None:
+    """Return a tensor without dimensions, `kept` by the small model's modules, as a number; None for
+    others.
+    """
+    if not value.static and kept and all(map(_is_number, kept)):
+        return Code(call(name("float"), value.code()), static=True)
+    return None
+
+
+def counted(value: Value) -> Value:
+    """Return a number computed of tensors of one number, `torch.tensor(1.0) / self.scale`, without
+    these; others as they are.
+    """
+    if type(value) is not Code or value.static:
+        return value
+    bare = _Bare().visit(deepcopy(value.expr))
+    return Code(bare, static=True) if _is_of_sizes(bare) else value
+
+
+class _Bare(ast.NodeTransformer):
+    """Writes `torch.tensor(1.0, dtype=...)` as 1.0."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Leave the tensor out."""
+        match node:
+            case ast.Call(func=function, args=[ast.Constant() as number]) if (
+                ast.unparse(function) == "torch.tensor"
+            ):
+                return number
+        return node
 
 
 def plain(value: Value) -> Value:

@@ -27,6 +27,7 @@ from onboard.codegen.translate.language.values import (
     Value,
     untransposed,
 )
+from onboard.codegen.translate.mechanisms import numbers
 from onboard.codegen.translate.mechanisms.attention import biases, repeats
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
 from onboard.codegen.translate.mechanisms.attention.repeats import Repeated
@@ -115,7 +116,7 @@ def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value
     or taken so often.
     """
     found = product(first, second, ast.Constant(None))
-    alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
+    alpha, beta = (numbers.counted(keywords.get(key, Known(1))) for key in ("alpha", "beta"))
     if not isinstance(found, Scores) or found.normed or not (alpha.is_static and beta.is_static):
         return None
     found = replace(found, masked=True)  # there is no code of its own for it
