@@ -133,7 +133,7 @@ class Toy(nn.Module):
         q, k, v = (
             part.view(b, s, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
         )
-        q, k = q.view(b * self.heads, s, -1), k.view(b * self.heads, s, -1)
+        q, k = q.reshape(b * self.heads, s, -1), k.reshape(b * self.heads, s, -1)
         scores = torch.zeros(b * self.heads, s, s, dtype=q.dtype, device=k.device)
         scores = torch.baddbmm(scores, q, k.transpose(1, 2), beta=1.0, alpha=ALPHA)
         scores = scores.view(b, self.heads, s, s) + mask
