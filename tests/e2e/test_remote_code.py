@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from onboard.cli.main import run
 from onboard.workflow.remote import code_session
@@ -62,6 +62,27 @@ def test_a_model_is_onboarded_with_consent_and_refused_without(
         assert {"prefill", "cached decode"} <= {
             check["what"] for check in run_of["comparison"]["checks"]
         }
+
+
+@pytest.mark.parametrize("style", some_of(["biased2023", "modern"], always=(), by_chance=1))
+def test_another_head_than_the_embedding_that_the_code_ties_it_to_is_refused(
+    style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, root = (
+        save_remote(style, tmp_path / style, tie_word_embeddings=True),
+        tmp_path / "r",
+    )
+    command = [str(checkpoint), "--root", str(root), "--device", "cpu", *consent()]
+    [path] = checkpoint.glob("*.safetensors")
+    tensors = load_file(path)
+    [embedding] = [name for name in tensors if name.endswith(("wte.weight", "embed_tokens.weight"))]
+    for factor, code in ((2, 1), (1, 0)):
+        save_file(
+            {**tensors, "lm_head.weight": factor * tensors[embedding]}, path, {"format": "pt"}
+        )
+        assert run([*command, "--until", "gather"]) == code
+        said = f"onboard: lm_head.weight differs from {embedding}, and config.json says"
+        assert (said in capsys.readouterr().err) == bool(code)
 
 
 @pytest.mark.exhaustive

@@ -35,7 +35,7 @@ from onboard.graph.weight_load.parameters import (
 )
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
-from onboard.graph.weight_load.weight_sources import WRONG_MODEL, find_sources
+from onboard.graph.weight_load.weight_sources import WRONG_MODEL, check_ties, find_sources
 from onboard.graph.weight_load.weight_stream import Load, stream
 
 if TYPE_CHECKING:
@@ -108,6 +108,11 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             is_part=bool(context.shared),
         )
         context.facts.extend(facts)
+        if (
+            not context.shared
+        ):  # a draft head's further names are those of other layers, like its own
+            known = [*wanted.values(), *groups]
+            check_ties(known, open_checkpoint(context.factory.checkpoint), context.factory)
         if isinstance(checkpoint, QuantisedCheckpoint):
             kept = {form.weight for form in plan.forms.values()} - scales
             encoded = {name for each in kept for name in found[each].names}

@@ -5,8 +5,10 @@ use.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
+
+import torch
 
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.converted_weights import Source, converted
@@ -44,8 +46,7 @@ def find_sources(
     more.
     """
     available, rename = checkpoint.names(), _declared_renaming(factory)
-    names = [*chain(*wanted.values()), *buffers, *unread]
-    matches = match_names(names, available, rename)
+    matches = match_names([*chain(*wanted.values()), *buffers, *unread], available, rename)
     found = {
         part: Source((matches[name],))
         for part, names in wanted.items()
@@ -75,6 +76,32 @@ def find_sources(
         f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches
     )
     return found | {name: Source((matches[name],)) for name in buffers if name in matches}, facts
+
+
+def check_ties(
+    names: Sequence[Sequence[str]], checkpoint: Checkpoint, factory: ModelFactory
+) -> None:
+    """Raise `OnboardError` where a checkpoint has several tensors for one weight, which is under any
+    of its `names`, and they differ.
+    """
+    if all(len(each) == 1 for each in names):
+        return
+    matches = match_names([*chain(*names)], checkpoint.names(), _declared_renaming(factory))
+    for each in names:
+        stored = dict.fromkeys(matches[name] for name in each if name in matches)
+        for first, other in pairwise(stored):
+            check_alike(checkpoint, first, other)
+
+
+def check_alike(checkpoint: Checkpoint, first: str, other: str) -> None:
+    """Raise `OnboardError` where tensors that stand for one weight differ: transformers 5 then has
+    two weights, whatever the config says, and 4 has the first alone.
+    """
+    if not torch.equal(checkpoint.read(first), checkpoint.read(other)):
+        raise OnboardError(
+            f"{other} differs from {first}, and config.json says that they are one (tie_word_embeddings)",
+            hint='Set "tie_word_embeddings": false in config.json to use both, or leave one out',
+        )
 
 
 def _first(names: Sequence[str], known: Container[str]) -> str | None:

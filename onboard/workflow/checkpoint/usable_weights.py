@@ -15,7 +15,7 @@ from onboard.hub import HubSource, ModelSource, has_weights
 if TYPE_CHECKING:
     import torch
 
-    from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
     from onboard.quantised.weight import Method
 
 
@@ -103,6 +103,7 @@ def check_weights(folder: Path, tied: Iterable[tuple[str, str]] = ()) -> None:
     """
     from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
     from onboard.graph.weight_load.safetensors_folder import find_non_finite
+    from onboard.graph.weight_load.weight_sources import check_alike
 
     checkpoint = open_checkpoint(folder)
     checkpoint.validate()
@@ -118,20 +119,7 @@ def check_weights(folder: Path, tied: Iterable[tuple[str, str]] = ()) -> None:
                 hint="Fetch or save the checkpoint again",
             )
     for pair in tied:
-        _check_alike(checkpoint, *pair)
-
-
-def _check_alike(checkpoint: Checkpoint, first: str, other: str) -> None:
-    """Raise `OnboardError` where tensors that stand for one weight differ: transformers 5 then has
-    two weights, whatever the config says, and 4 has the first alone.
-    """
-    import torch
-
-    if not torch.equal(checkpoint.read(first), checkpoint.read(other)):
-        raise OnboardError(
-            f"{other} differs from {first}, and config.json says that they are one (tie_word_embeddings)",
-            hint='Set "tie_word_embeddings": false in config.json to use both, or leave one out',
-        )
+        check_alike(checkpoint, *pair)
 
 
 def _is_causal_mask(tensor: torch.Tensor) -> bool:

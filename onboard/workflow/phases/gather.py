@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,7 +70,7 @@ class Gather(Phase):
         require_causal_lm(config)
         method = read_method(config, folder)  # before headers are asked for
         tensors = stored_tensors(context.source, method)
-        measured = _measure_own_code(context) if remote_code else _measure(folder, tensors)
+        measured = _measure_own_code(context, tensors) if remote_code else _measure(folder, tensors)
         counts, notes, tied = measured
         notes += _code_notes(config, remote_code=remote_code) + _part_notes(folder)
         gpu = bool(device_memory(context.options.device).gpus)
@@ -103,15 +103,16 @@ def _measure(folder: Path, tensors: dict[str, Any]) -> Measured:
     return counts, check_fit(model, tensors) if tensors else [], tied
 
 
-def _measure_own_code(context: RunContext) -> Measured:
+def _measure_own_code(context: RunContext, tensors: Collection[str]) -> Measured:
     """Do the same without a comparison: a model's own code may rename tensors as it loads them."""
-    counts, walls = remote.call(context, "measure"), remote.walls(context)
+    built, walls = remote.call(context, "measure"), remote.walls(context)
+    tied = [pair for pair in built.tied if {*pair} <= {*tensors}]
     lacking = f", without {' and '.join(walls['missing'])}" if walls["missing"] else ""
     notes = [
         "the repository's own code decides which tensors it reads",
         f"it runs behind walls: {', '.join(walls['hold']) or 'none'}{lacking}",
     ]
-    return counts, notes, []
+    return built.counts, notes, tied
 
 
 def _about_code(context: RunContext, config: dict[str, Any], folder: Path) -> dict[str, Any]:

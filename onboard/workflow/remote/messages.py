@@ -10,6 +10,13 @@ from onboard.codegen.measured import Measured
 from onboard.workflow.remote.replies import Count, Line, Message, Reply, Text, Word
 
 
+class Built(Message):
+    """Elements by dtype of a model, and the names of each of its weights that has two."""
+
+    counts: dict[Word, Count]
+    tied: list[tuple[Word, Word]] = Field(max_length=10_000)
+
+
 class Generated(Message):
     """A model file's text, and the largest error of its proof."""
 
@@ -78,7 +85,7 @@ class Reviewed(Message):
 
 
 REPLIES: dict[str, type[Reply[Any]]] = {
-    "measure": Reply[dict[Word, Count]],
+    "measure": Reply[Built],
     "analyze": Reply[Text],
     "generate": Reply[Generated],
     "check": Reply[FiniteFloat],

@@ -22,12 +22,16 @@ _MOST_OUTPUT = 2**19
 """Letters of what tests print that are kept."""
 
 
-def measure(folder: Path, config: dict[str, Any]) -> dict[str, int]:
-    """Build the model without memory for its parameters; return its elements by dtype."""
+def measure(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Build the model without memory for its parameters; return its elements by dtype, and the names
+    of each weight that has two.
+    """
     from onboard.analysis.repository import build_without_memory
     from onboard.workflow.checkpoint.parameter_count import module_counts
 
-    return module_counts(build_without_memory(config))
+    model = build_without_memory(config)
+    tied = [[source, target] for target, source in model.all_tied_weights_keys.items()]
+    return {"counts": module_counts(model), "tied": tied}
 
 
 def analyze(folder: Path, config: dict[str, Any], model: str, revision: str | None) -> str:
