@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onboard.errors import OnboardError
 from onboard.ops.library import register_op
 
 
@@ -60,13 +61,28 @@ def _fake_rotated(x: Tensor, size: int) -> Tensor:
     return torch.empty_like(x) if size == x.shape[-1] else x.new_empty(x.shape)
 
 
+def _check_table(size: int, *heads: Tensor) -> None:
+    """Raise `OnboardError` for a table that turns more channels than heads have: nothing else sees
+    that before a model runs.
+    """
+    if size > (fewest := min(x.shape[-1] for x in heads)):
+        raise OnboardError(
+            f"rotary positions turn {size} numbers of a head, and heads have {fewest}",
+            hint="Compare the sizes in config.json with those of the released model",
+        )
+
+
 def fake_rope(q: Tensor, k: Tensor, cos: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
     """Return what half rotation gives."""
+    _check_table(cos.shape[-1], q, k)
     return _fake_rotated(q, cos.shape[-1]), _fake_rotated(k, cos.shape[-1])
 
 
-def fake_moved_rope(q: Tensor, k: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+def fake_moved_rope(
+    q: Tensor, k: Tensor, table: Tensor, *_: object, **__: object
+) -> tuple[Tensor, Tensor]:
     """Return what rotations give that move channels."""
+    _check_table(table.shape[-1] * (2 if table.is_complex() else 1), q, k)
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
