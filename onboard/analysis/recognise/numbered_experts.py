@@ -70,12 +70,14 @@ def own_stacks(
 
 def handed_weights(module: nn.Module) -> Iterator[tuple[Numbered, list[dict[str, Any]]]]:
     """Yield experts whose weights a module has and is handed by its caller, one expert's in a call,
-    and how they may be made; the caller's statements tell.
+    and how they may be made; the caller's statements tell. A module that reads its own is handed
+    something else.
     """
     if len(inspect.signature(module.forward).parameters) not in (3, 4):
         return
-    for experts, forms, _ in _possible(module):
-        if made := list(forms):
+    read = inspect.unwrap(type(module).forward).__code__.co_names
+    for experts, forms, held in _possible(module):
+        if held.keys().isdisjoint(read) and (made := list(forms)):
             yield experts, made
 
 

@@ -43,6 +43,14 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "falcon_h1": ({"ssm_multipliers": [1.5, 0.5, 0.7, 1.2, 2.0]}, {CONV, SSM, ATTENTION}),
     "deepseek_v3": ({}, {MLA}),
     "qwen3_next": ({}, {CONV, DELTA, GATED, ATTENTION}),
+    "nemotron_h": (
+        {"layers_block_type": ["mamba", "mlp", "attention"]},
+        {CONV, SSM, GATED, ATTENTION},
+    ),
+    "nemotron_h with experts": (
+        {"model_type": "nemotron_h", "layers_block_type": ["mamba", "moe", "attention", "moe"]},
+        {CONV, SSM, GATED, ATTENTION},
+    ),
     "xlstm": ({}, {MLSTM}),
     "zamba2": ({"num_mem_blocks": 2}, {CONV, SSM, GATED, ATTENTION}),  # blocks shared in turn
 }

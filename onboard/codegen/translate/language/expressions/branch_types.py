@@ -117,12 +117,11 @@ class _Written(ast.NodeTransformer):
 
 def possible(module: Instance, attr: str, frame: Frame) -> Instance:
     """Return `self.attr` without the classes that it has only in layers that do not get here."""
-    if not frame.layers or frame.cls is None:  # no layer of this config does: all may be
+    if frame.layers is None or frame.cls is None:
         return module
     here = {type(getattr(layer, attr, None)) for layer in frame.layers}
     everywhere = {
         type(getattr(layer, attr, None)) for layer in frame.translator.modules_of(frame.cls.cls)
     }
-    return replace(
-        module, made=tuple(way for way in module.made if way.cls not in everywhere - here)
-    )
+    made = tuple(way for way in module.made if way.cls not in everywhere - here)
+    return replace(module, made=made) if made else module

@@ -93,10 +93,12 @@ def share_parameters(
 def callable_so(
     states: list[ClassState], module: Instance, attr: str, args: Args, frame: Frame
 ) -> list[ClassState]:
-    """Return those of a module's classes whose method takes these arguments, where all others are
-    of no module here: the constructor asserts that.
+    """Return those of a module's classes whose method takes these arguments, in a branch that layers
+    of the others do not get to, or where these are of no module here: the constructor asserts that.
     """
     taking = [state for state in states if _takes(state.cls, attr, args)]
+    if taking and frame.layers is not None:
+        return taking
     only = len(taking) == 1 < len(states) and _is_only(taking[0].cls, module, frame)
     return taking if only else states
 
