@@ -34,8 +34,9 @@ def write(
     settings = json.loads((folder / "hf_quant_config.json").read_text())["quantization"]
     stored = load_file(folder / "model.safetensors")
     weights = dequantised(stored, settings["quant_algo"])
-    activation = _activation(stored, settings["quant_algo"])
-    record(folder, weights, activation=activation, cache=_cache(stored))
+    stacks = stacked(stored, settings["quant_algo"])
+    activation = None if stacks else _activation(stored, settings["quant_algo"])
+    record(folder, weights | stacks, transposed=True, activation=activation, cache=_cache(stored))
 
 
 def _export(source: Path, scheme: str, kv_cache: bool, target: Path) -> None:
@@ -60,6 +61,18 @@ def dequantised(stored: Tensors, scheme: str) -> Weights:
         scales = [stored.get(f"{module}.weight_scale{end}") for end in ("", "_2")]
         weight = _DEQUANTISE[scheme](stored[f"{module}.weight"], *scales)
         found[f"{module}.weight"] = weight * _before(stored, module)
+    return found
+
+
+def stacked(stored: Tensors, scheme: str) -> Weights:
+    """Return the experts in one tensor, [experts, inputs, outputs] there, as [..., outputs, inputs]."""
+    found = {}
+    for name in [name for name in stored if name.endswith("_proj_weight_scale")]:
+        stack = name.removesuffix("_weight_scale")
+        scale, whole = stored[name], stored.get(f"{name}_2")
+        scales = scale.mT if scale.ndim else scale.expand(len(stored[stack]))
+        each = zip(stored[stack].mT, scales, strict=True)
+        found[stack] = torch.stack([_DEQUANTISE[scheme](w, s, whole) for w, s in each])
     return found
 
 

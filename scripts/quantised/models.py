@@ -1,4 +1,4 @@
-"""Small random models, in the shapes of four families."""
+"""Small random models, in the shapes of some families."""
 
 from __future__ import annotations
 
@@ -49,6 +49,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "llama4_text": {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1,
+        "attention_chunk_size": 32,
+        "no_rope_layers": [1],
     },
     "deepseek_v3": {
         "num_hidden_layers": 2,

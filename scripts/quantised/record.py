@@ -52,7 +52,7 @@ def record(
         config = plain_config or json.loads((folder / "config.json").read_text())
         rest = unquantised(folder, weights) if others is None else others
         turned = {
-            name: weight.transpose(-1, -2) if transposed else weight
+            name: weight.transpose(-1, -2) if transposed and weight.dim() == 3 else weight
             for name, weight in weights.items()
         }
         plain = write_plain(Path(temporary), config, {**rest, **turned})

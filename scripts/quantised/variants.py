@@ -171,6 +171,8 @@ _MODELOPT: dict[str, Writer] = {
     "modelopt_nvfp4_qwen3_moe": _modelopt(
         "NVFP4_DEFAULT_CFG", shape="qwen3_moe", moe_intermediate_size=32
     ),
+    "modelopt_fp8_llama4": _modelopt("FP8_DEFAULT_CFG", shape="llama4_text"),
+    "modelopt_nvfp4_llama4": _modelopt("NVFP4_DEFAULT_CFG", shape="llama4_text"),
     "modelopt_int4_awq": _modelopt("INT4_AWQ_CFG"),
     "modelopt_w4a8_awq": _modelopt("W4A8_AWQ_BETA_CFG", **_NARROW),
 }

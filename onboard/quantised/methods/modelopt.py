@@ -9,6 +9,8 @@ from typing import Any
 from onboard.quantised.layouts.float4 import FourBitFloats
 from onboard.quantised.layouts.float8 import EightBits, stems
 from onboard.quantised.layouts.integers import PairedRows
+from onboard.quantised.layouts.turned_stacks import SCALE as STACK_SCALE
+from onboard.quantised.layouts.turned_stacks import turned_stack
 from onboard.quantised.methods.settings import check_keys, refusal
 from onboard.quantised.weight import Activations, Files, QuantisedWeight
 
@@ -36,8 +38,6 @@ _NONE = "NONE"
 """Of a config that is for cached keys and values alone."""
 _PER_TENSOR = Activations("tensor")
 _SCALE = ".weight_scale"
-_OF_STACK = "_weight_scale"
-"""Behind the name of experts in one tensor, `experts.gate_up_proj` of Llama 4."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,22 @@ class ModelOpt:
     def weights(self, files: Files) -> dict[str, QuantisedWeight] | None:
         """Return the quantised weights by name; None: none are."""
         tensors, found = files.names(), {}
-        if stacked := next((name for name in stems(tensors, _OF_STACK) if name in tensors), ""):
-            raise refusal(_NAME, f"experts in one tensor ({stacked})")
         for module in stems(tensors, _SCALE):
-            algorithm, group = self._of_layer(module)
-            layout, activations = _layout(algorithm, group)
-            weight = layout.find(tensors, f"{module}.weight", activations)
+            algorithm, how = self._read_as(module)
+            weight = how[0].find(tensors, f"{module}.weight", how[1])
             if weight is None:
                 raise refusal(_NAME, f"tensors of {module} that are not as {algorithm} has them")
             found[weight.name] = weight
+        for stack in (name for name in stems(tensors, STACK_SCALE) if name in tensors):
+            algorithm, how = self._read_as(stack)
+            if (weight := turned_stack(tensors, stack, *how)) is None:
+                raise refusal(_NAME, f"experts in one tensor ({stack}) with {algorithm}")
+            found[weight.name] = weight
         return None if not found and (self.algorithm, self.layers) == (_NONE, {}) else found
+
+    def _read_as(self, module: str) -> tuple[str, tuple[Layout, Activations]]:
+        algorithm, group = self._of_layer(module)
+        return algorithm, _layout(algorithm, group)
 
     def _of_layer(self, module: str) -> tuple[str, int]:
         if module in self.layers:

@@ -294,10 +294,30 @@ def test_layers_of_gptq_with_bits_of_their_own(tmp_path: Path) -> None:
         assert torch.equal(found.read(name), source.read(name)), name
 
 
-def test_modelopts_experts_in_one_tensor_are_refused_by_name(tmp_path: Path) -> None:
-    folder = rename(copy_of("modelopt_fp8", tmp_path), r"down_proj\.weight", "down_proj")
-    rename(folder, r"down_proj_scale", "down_proj_weight_scale")
-    with pytest.raises(OnboardError, match=r"experts in one tensor \(.*down_proj\)"):
+@pytest.mark.parametrize("algorithm", ["FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "W4A16_AWQ", "MXFP4"])
+def test_modelopts_experts_in_one_tensor_are_refused_by_name(
+    algorithm: str, tmp_path: Path
+) -> None:
+    """But for the two algorithms that its release of Llama 4 has."""
+    folder = copy_of("modelopt_fp8_llama4", tmp_path)
+    layers = {name: {"quant_algo": algorithm} for name in ("feed_forward.experts",)}
+    said = {"quant_algo": "FP8", "quantized_layers": layers}
+    edit(folder, lambda config: config["quantization_config"].update(said))
+    (folder / "hf_quant_config.json").unlink()
+    with pytest.raises(OnboardError, match=rf"experts in one tensor \(.*_proj\) with {algorithm}"):
+        open_checkpoint(folder).names()
+
+
+def test_experts_in_one_tensor_lack_no_scale_and_have_one(tmp_path: Path) -> None:
+    folder = copy_of("modelopt_fp8_llama4", tmp_path)
+    path = folder / "model.safetensors"
+    tensors, scale = load_file(path), "model.layers.0.feed_forward.experts.down_proj_weight_scale"
+    save_file({**tensors, scale: tensors[scale].expand(3).contiguous()}, path, {"format": "pt"})
+    with pytest.raises(OnboardError, match=f"{scale} is|the scale of .*down_proj is"):
+        open_checkpoint(folder).names()
+    del tensors[scale]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(OnboardError, match=r"lacks a part of a weight .*down_proj|no .*down_proj_"):
         open_checkpoint(folder).names()
 
 

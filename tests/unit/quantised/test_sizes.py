@@ -55,6 +55,8 @@ UNSAID = {
     "hf_fp8_ue8m0": "in which dtype scales are stored",
     "modelopt_int4_awq": "two layers have factors of inputs",
     "modelopt_w4a8_awq": "two layers have factors of inputs",
+    "modelopt_fp8_llama4": "experts in one tensor share scales",
+    "modelopt_nvfp4_llama4": "experts in one tensor share scales",
     "torchao_fp8": "what its writer made of the config",
     "ct_embeddings": "embeddings and the head are quantised, too",
     "torchao_int8": "what its writer made of the config",
