@@ -21,7 +21,7 @@ from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import tied_names
 from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
-from onboard.graph.weight_load.weight_sources import find_sources
+from onboard.graph.weight_load.weight_sources import check_ties, find_sources
 from onboard.hf.architecture import find_language_model
 from onboard.hub import open_source
 from onboard.modeling import registered_config
@@ -67,14 +67,16 @@ class Subject:
     def renamed_weights(self) -> dict[str, Any]:
         """Return, of the parameters and saved buffers that are no tensor of their own name, what
         makes them.
+
+        Raises `OnboardError` where tensors that stand for one weight differ.
         """
         model = self.factory.build_model()
         wanted = {names[0]: names for names in tied_names(model)}
         saved = model.state_dict().keys()
         buffers = [name for name, _ in model.named_buffers() if name in saved]
-        found, _ = find_sources(
-            wanted, buffers, (), Checkpoint(self.factory.checkpoint), self.factory
-        )
+        checkpoint = Checkpoint(self.factory.checkpoint)
+        check_ties([*wanted.values()], checkpoint, self.factory)
+        found, _ = find_sources(wanted, buffers, (), checkpoint, self.factory)
         return {
             name: asdict(source)
             for name, source in sorted(found.items())

@@ -22,6 +22,7 @@ from onboard.standalone.attention_calls import refuse_other_attention
 from onboard.standalone.export import export_model
 from onboard.standalone.proven_model import open_subject
 from onboard.testing import rmse_ratio
+from tests.support.checkpoints import edit_config
 from tests.support.runtime.tiny import Tiny, make_tiny
 from tests.support.standalone.cases import MODELS, MORE, Case, make_cases
 
@@ -101,6 +102,16 @@ def test_only_a_file_whose_tests_passed_is_exported(proven: Tiny, tmp_path: Path
     path.write_text(path.read_text() + "# edited\n")
     with pytest.raises(OnboardError, match="is not the file whose tests passed"):
         export_model(model, "plain", root=proven.root, out=out)
+
+
+def test_another_head_than_the_embedding_that_it_is_tied_to_is_refused(
+    proven: Tiny, tmp_path: Path
+) -> None:
+    _pass(proven.root, 0.0)
+    edit_config(proven.checkpoint, tie_word_embeddings=True)
+    with pytest.raises(OnboardError, match=r"lm_head.weight differs from .*embed_tokens.weight"):
+        export_model(str(proven.checkpoint), "plain", root=proven.root, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_failed_is_refused(proven: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
