@@ -189,7 +189,9 @@ ODD_MODEL = "return self.norm(run(self.embed(input_ids), list(self.layers), posi
 
 
 SCALED_ATTENTION = """
-b, t, _ = x.shape
+match x.shape:
+    case (b, t, _):
+        pass
 q, k, v = self.qkv(x).view(b, t, self.heads, -1).transpose(1, 2).chunk(3, dim=-1)
 cos, sin = self.cos[:t], self.sin[:t]
 cos, sin = cos[..., 0:t, :], sin[..., 0:t, :]
