@@ -36,7 +36,9 @@ def write(
     weights = dequantised(stored, settings["quant_algo"])
     stacks = stacked(stored, settings["quant_algo"])
     activation = None if stacks else _activation(stored, settings["quant_algo"])
-    record(folder, {**weights, **stacks}, transposed=True, activation=activation, cache=_cache(stored))
+    record(
+        folder, {**weights, **stacks}, transposed=True, activation=activation, cache=_cache(stored)
+    )
 
 
 def _export(source: Path, scheme: str, kv_cache: bool, target: Path) -> None:
