@@ -56,6 +56,36 @@ def test_a_full_batch_and_a_full_size_leave_room_for_no_padding(llama: Tiny) -> 
     assert _check(llama, llama.engine(), [9, 7, 6, 2])[0] == (24, 5)
 
 
+def test_choices_of_requests_and_log_probabilities_are_their_own(llama: Tiny) -> None:
+    """Beside an engine whose steps are not padded; two of four requests have a say in their tokens."""
+    prompts = [_prompt(length) for length in (3, 9, 7, 5)]
+    wishes: list[dict[str, Any]] = [
+        {},
+        {"logit_bias": {5: 100.0}},
+        {"seed": 7, "temperature": 1.0},
+        {},
+    ]
+    found = []
+    for padded in (False, True):
+        engine = llama.engine(max_num_tokens=24)
+        if padded:
+            engine.cache.info.captured = CapturedSteps(63, dict.fromkeys(SIZES[:2], FASTER))
+        outputs = [
+            engine.submit(
+                prompt,
+                SamplingParams(**{"temperature": 0.0, "max_tokens": 9, "logprobs": 2, **wish}),
+            )[0]
+            for prompt, wish in zip(prompts, wishes, strict=True)
+        ]
+        engine.run()
+        found.append([(each.generated, each.logprobs) for each in outputs])
+    assert found[1][1][0] == [5] * 9
+    for (tokens, scores), (others, expected) in zip(*found, strict=True):
+        assert tokens == others
+        for one, other in zip(scores, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+
+
 def test_windows_in_several_groups_of_pages(tiny: Callable[..., Tiny]) -> None:
     kinds = ["sliding_attention", "full_attention"] * (TINY["num_hidden_layers"] // 2 + 1)
     layers = {"layer_types": kinds[: TINY["num_hidden_layers"]], "use_sliding_window": True}
