@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from functools import cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from onboard.errors import OnboardError
+from onboard.hf.parsed_code import parsed_code
 
 
 def causal_lm_class(config: PretrainedConfig) -> Any:
@@ -40,7 +40,7 @@ def _needed_instead_of_tokens(model_class: Any) -> tuple[str, ...]:
     """
     forward = inspect.unwrap(model_class.forward)
     try:
-        (function,) = ast.parse(textwrap.dedent(inspect.getsource(forward))).body
+        function = parsed_code(forward)
     except (OSError, TypeError, SyntaxError):  # no Python source: nothing is known
         return ()
     names = [

@@ -11,7 +11,6 @@ import ast
 import functools
 import inspect
 import sys
-import textwrap
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
@@ -22,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from onboard.hf.old.gone import Gone
+from onboard.hf.parsed_code import parsed_code
 from onboard.plain_config import ROPE_INIT_FUNCTIONS
 
 _SIZES = {"dim", "max_position_embeddings", "base"}
@@ -122,7 +122,7 @@ def _is_alike(value: Any, methods: Iterable[str]) -> bool:
 
 def _lines(function: Any) -> list[str]:
     """Return what a function does, without its annotations and words."""
-    [tree] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    tree = parsed_code(function)
     assert isinstance(tree, ast.FunctionDef)
     return [ast.unparse(node) for node in tree.body if not _is_text(node)]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -20,6 +19,7 @@ from transformers.models.llama import modeling_llama
 
 from onboard.hf.old.gone import Gone
 from onboard.hf.old.rotary_forms import SizedRotaryEmbedding
+from onboard.hf.parsed_code import parsed_code
 
 _CACHE, _TABLES = "past_key_value", "position_embeddings"
 _PLAIN = "default"
@@ -136,7 +136,7 @@ def _is_attention(cls: type) -> bool:
 
 def _called_with_three(cls: type) -> set[str]:
     """Return the methods for heads that a class calls on itself with their three arguments."""
-    calls = [x for x in ast.walk(ast.parse(_text(cls))) if isinstance(x, ast.Call)]
+    calls = [x for x in ast.walk(parsed_code(cls)) if isinstance(x, ast.Call)]
     return {
         call.func.attr
         for call in calls
@@ -145,11 +145,6 @@ def _called_with_three(cls: type) -> set[str]:
         and call.func.attr in _FORMS
         and len(call.args) + len(call.keywords) == 3
     }
-
-
-def _text(cls: type) -> str:
-    """Return a class's own lines."""
-    return textwrap.dedent(inspect.getsource(cls))
 
 
 def _give(module: ModuleType) -> list[str]:

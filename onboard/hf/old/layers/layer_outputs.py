@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 from collections.abc import Iterator
 from functools import cache, wraps
 from types import ModuleType
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from onboard.hf.parsed_code import parsed_code
 
 _LAYERS = "transformers.models."
 
@@ -100,7 +101,7 @@ def _takes_apart(cls: type[nn.Module]) -> bool:
 
 
 def _tree(function: Any) -> ast.AST:
-    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    return parsed_code(inspect.unwrap(function))
 
 
 def _made_layers(cls: type[nn.Module]) -> set[str]:
