@@ -84,13 +84,14 @@ class CapturedPrompts:
         beside it the same without its graph, by `otherwise`. Steps are padded to sizes from then on.
         """
         info, pool = self._cache.info, torch.cuda.graph_pool_handle()
-        names, steps = input_names(gm), CapturedSteps(info.max_seq_len - 1)
-        info.captured = CapturedSteps(info.max_seq_len - 1, {size: {} for size in sizes})
+        names, steps = input_names(gm), CapturedSteps(info.max_seq_len - 1, {s: {} for s in sizes})
+        info.captured = steps
         for size in sorted(sizes, reverse=True):
             info.set_step_example(size, whole=False)
             run = self._run(gm, names)
             if not self._graphs and not has_room(run, info.device):
                 self.left_out.append(size.tokens)
+                del steps.times[size]
                 continue
             described = f"a step of {size.tokens} tokens of {size.sequences} sequences"
             graph, results = captured_graph(run, described, pool)
@@ -99,7 +100,6 @@ class CapturedPrompts:
             self._graphs[size] = CapturedStep(graph, info.inputs, self._cache.caches, *lent)
         for size in self.sizes:
             steps.times[size] = self._times(size, otherwise, names)
-        info.captured = steps
 
     def replay(
         self, inputs: Mapping[str, Tensor], caches: Mapping[str, Tensor]

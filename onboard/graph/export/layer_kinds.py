@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from onboard.hf.parsed_code import parsed_code
 
 Signature = tuple[Any, ...]
 
@@ -280,7 +281,7 @@ def _read(cls: type) -> ast.ClassDef:
     """Return a class that is none of its module's own: defined in a function, or in another
     class.
     """
-    (found,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    found = parsed_code(cls)
     assert isinstance(found, ast.ClassDef)
     return found
 
