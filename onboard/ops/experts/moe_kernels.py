@@ -60,7 +60,8 @@ def _product(
 
     SCALES says how w is quantised, and where `scale_ptr` [BLOCK_N] points: 0 it is not, 1 to a
     row's scale, 2 to those of its blocks of BLOCK columns. A_SCALES says the same of a, or 3: it is
-    to be quantised with the scale at `a_scale_ptr`. Integers are summed up as integers.
+    to be quantised with the scale at `a_scale_ptr`. Scales of blocks are asked for one step early.
+    Integers are summed up as integers.
     """
     k = tl.arange(0, BLOCK_K)
     a_ptr += a_row[:, None] * a_stride + k[None, :]
@@ -68,6 +69,10 @@ def _product(
     SUMS: tl.constexpr = tl.int32 if tl.int8 == DOT_TYPE else tl.float32
     total = tl.zeros([BLOCK_M, BLOCK_N], SUMS)
     given = tl.load(a_scale_ptr) if A_SCALES == 3 else 1.0
+    if SCALES == 2:
+        next_scale = tl.load(scale_ptr, mask=w_real, other=0.0)
+    if A_SCALES == 2:
+        next_a_scale = tl.load(a_scale_ptr, mask=real, other=0.0)
     for first in range(0, K, BLOCK_K):
         if K % BLOCK_K == 0:
             a = tl.load(a_ptr + first, mask=real[:, None], other=0.0)
@@ -82,10 +87,13 @@ def _product(
                 a = tl.clamp(a.to(tl.float32) / given, -LARGEST, LARGEST).to(tl.float8e4nv)
         if SCALES == 2 or A_SCALES == 2:
             step = tl.dot(a.to(DOT_TYPE), w.to(DOT_TYPE), input_precision="ieee")
+            block = tl.minimum(first + BLOCK_K, K - 1) // BLOCK
             if SCALES == 2:
-                step *= tl.load(scale_ptr + first // BLOCK, mask=w_real, other=0.0)[None, :]
+                step *= next_scale[None, :]
+                next_scale = tl.load(scale_ptr + block, mask=w_real, other=0.0)
             if A_SCALES == 2:
-                step *= tl.load(a_scale_ptr + first // BLOCK, mask=real, other=0.0)[:, None]
+                step *= next_a_scale[:, None]
+                next_a_scale = tl.load(a_scale_ptr + block, mask=real, other=0.0)
             total += step
         else:
             total = tl.dot(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
@@ -18,7 +19,26 @@ from onboard.ops.integers.triton_int8_linear import even_step, widened
 from onboard.ops.library import register_op, schema_of
 from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
 
+_ONE_TOKEN = 16
+"""Pairs of one token at most: so few programs that narrow ones are the faster."""
 _SCHEMA = schema_of(torch_fp8_moe.__name__)
+
+
+def eight_bit_tiles(pairs: int, experts: int, dtype: torch.dtype, in_blocks: bool) -> Tiles:
+    """Return the tiles of a product with weights in float8, from the number of pairs that an expert
+    has on average; with `in_blocks` each step's products have a scale, and are held beside the sums.
+
+    Measured on compute capability 9.0 over 128 experts of 2048 x 768.
+    """
+    if dtype == torch.float32:
+        return tiles_for(pairs, experts, dtype)
+    if pairs <= _ONE_TOKEN:
+        return Tiles(16, 32, 128, 4, 4)
+    if pairs <= 12 * experts:
+        return Tiles(16, 64, 128, 4, 3)
+    if in_blocks or pairs <= 128 * experts:
+        return Tiles(64, 128, 128, 4, 4)
+    return Tiles(128, 256, 128, 8, 3)
 
 
 @register_op(fake_moe, schema=_SCHEMA)
@@ -51,7 +71,8 @@ def _mixture(
     up = Weight(w3_w1_stacked_weight, w3_w1_stacked_bias, w3_w1_weight_scale, w3_w1_input_scale)
     down = Weight(w2_stacked_weight, w2_stacked_bias, w2_weight_scale, w2_input_scale)
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
-    tiles = tiles_for(selected_experts.numel(), len(w2_stacked_weight), x.dtype)
+    in_blocks = w2_weight_scale.dim() == 3
+    tiles = eight_bit_tiles(selected_experts.numel(), len(w2_stacked_weight), x.dtype, in_blocks)
     how = "" if x.numel() == x.shape[-1] else quantize
     return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how)
 
@@ -71,10 +92,15 @@ def _launch(
 
 def four_bit_tiles(pairs: int, experts: int) -> Tiles:
     """Return the tiles of a product with four-bit weights, from the number of pairs that an expert
-    has on average: not measured yet.
+    has on average.
+
+    Measured on compute capability 9.0 over 128 experts of 2048 x 768 in int4, and 32 of 2880 x 2880
+    in MXFP4.
     """
-    rows = min(64, max(16, power_of_two(triton.cdiv(pairs, experts))))
-    return Tiles(rows, 64, RUN, 4, 6 if rows <= 32 else 4)
+    if pairs <= _ONE_TOKEN:
+        return Tiles(16, 32, RUN, 2, 4)
+    rows = max(16, power_of_two(triton.cdiv(pairs, experts)))
+    return Tiles(rows, 64, RUN, 4, 3) if rows < 64 else Tiles(min(128, rows), 128, RUN, 8, 3)
 
 
 _FOUR_BITS = schema_of(torch_int4_moe.__name__)

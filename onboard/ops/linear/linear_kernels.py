@@ -178,10 +178,16 @@ def _products(
 ):  # fmt: skip
     """Return the products [BN, BM] of rows of the weight and of x over the columns low..high, float32.
 
-    With SCALES or X_SCALES 2 a step is a block's columns, and its products have scales of their own.
-    Integers are summed up as integers.
+    With SCALES or X_SCALES 2 a step is a block's columns, and its products have scales of their own,
+    which are asked for one step early. Integers are summed up as integers.
     """
     k = tl.arange(0, BK)
+    if SCALES == 2:
+        next_scale = tl.load(scales + tl.minimum(low, high - 1) // BLOCK)
+    if X_SCALES == 2:
+        next_x_scale = tl.load(
+            x_scales + tl.minimum(low, high - 1) // BLOCK, mask=inside, other=0.0
+        )
     SUMS: tl.constexpr = tl.int32 if tl.int8 == DOT_TYPE else tl.float32
     sums = tl.zeros([BN, BM], SUMS)
     for start in tl.range(low, high, BK, num_stages=STAGES):
@@ -198,10 +204,13 @@ def _products(
             )
         if SCALES == 2 or X_SCALES == 2:
             step = tl.dot(w.to(DOT_TYPE), tl.trans(x.to(DOT_TYPE)), input_precision="ieee")
+            block = tl.minimum(start + BK, high - 1) // BLOCK
             if SCALES == 2:
-                step *= tl.load(scales + start // BLOCK)[:, None]
+                step *= next_scale[:, None]
+                next_scale = tl.load(scales + block)
             if X_SCALES == 2:
-                step *= tl.load(x_scales + start // BLOCK, mask=inside, other=0.0)[None, :]
+                step *= next_x_scale[None, :]
+                next_x_scale = tl.load(x_scales + block, mask=inside, other=0.0)
             sums += step
         else:
             sums = tl.dot(

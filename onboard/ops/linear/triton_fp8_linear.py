@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from onboard.ops.library import register_op
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.fp8_linear import dequantised, fake_fused_fp8_linear
-from onboard.ops.linear.triton_linear import MOST_ROWS, Tiles, as_rows, launch
+from onboard.ops.linear.triton_linear import AHEAD, MOST_ROWS, Tiles, as_rows, launch
 from onboard.ops.linear.triton_silu_mul import triton_silu_and_mul
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
 from onboard.ops.triton.launch import processors, require_device
@@ -28,12 +28,16 @@ def choose_fp8_tiles(
         return Tiles(1, 8, 512 if middle else 1024, num_warps=4)
     tokens, many = max(16, triton.next_power_of_2(rows)), processors(device)
     if not blocks:
-        return Tiles(tokens, 64, 256, 4, 5 if outputs < 64 * many else 4)
+        if outputs >= 64 * many and tokens > 32:
+            return Tiles(tokens, 128, 128, 8, 4, ahead=AHEAD)
+        return Tiles(tokens, 64, 256, 4, 5 if outputs < 64 * many else 4, ahead=2 * AHEAD)
     if outputs >= 128 * many:
-        return Tiles(tokens, 128, 128, 4, 4)
+        return Tiles(tokens, 128, 128, 4, 4, ahead=AHEAD)
     if 3 * triton.cdiv(outputs, 64) < 2 * many:
-        return Tiles(tokens, 64, 128, 4, 5, splits=4)
-    return Tiles(tokens, 64, 128, 4, 6) if tokens <= 16 else Tiles(tokens, 128, 128, 8, 4, splits=2)
+        return Tiles(tokens, 64, 128, 4, 5, splits=4, ahead=AHEAD)
+    if tokens <= 32:
+        return Tiles(tokens, 64, 128, 4, 5, splits=2 if tokens == 16 else 4, ahead=AHEAD)
+    return Tiles(tokens, 64, 128, 4, 8, ahead=AHEAD)
 
 
 def _few(

@@ -27,7 +27,7 @@ def are_near(codes: Tensor, expected: Tensor) -> bool:
     near = difference <= (size / 7).clamp(min=2**-9)
     return (
         bool((difference <= (size / 2).clamp(min=2**-6)).all())
-        and float(near.double().mean()) > 0.97
+        and float(near.double().mean()) > 0.95  # of a scale one step of bfloat16 off, too
     )
 
 

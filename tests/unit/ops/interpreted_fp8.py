@@ -113,14 +113,15 @@ def test_the_reference_quantises_to_the_nearest(how: str) -> None:
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("how", ["token", "group", "tensor"])
-def test_rows_are_quantised(how: str, norm: bool) -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(3, 300), (2, 5000)])  # long rows have two parts
+def test_rows_are_quantised(rows: int, columns: int, how: str, norm: bool) -> None:
     seeded()
-    x, given = torch.randn(3, 300), torch.tensor([0.01])
-    weight = torch.randn(300) if norm else None
+    x, given = torch.randn(rows, columns), torch.tensor([0.01])
+    weight = torch.randn(columns) if norm else None
     codes, scale = quantise(x, how, given, weight, 1e-3)
     y = x.double() if weight is None else ops.torch_rmsnorm(x.double(), weight.double(), 1e-3)
     _, scales = naive_quantised(y, how, given)
-    wide = scale[:, None] if scale.dim() == 1 else scale.repeat_interleave(128, 1)[:, :300]
+    wide = scale[:, None] if scale.dim() == 1 else scale.repeat_interleave(128, 1)[:, :columns]
     assert relative_error(wide.expand_as(x), scales) < 1e-6
     exact = y / scales
     fine = (codes.double() - exact).abs() <= rounding_error(exact, 1.0)  # a tie, or its neighbour
