@@ -36,6 +36,7 @@ from onboard.graph.weight_load.parameters import is_as_loaded, weight_plan
 from onboard.graph.weight_load.quantised_folder import stored_checkpoint
 from onboard.quantised.layouts.float8 import INPUT_SCALE_NAMES
 from onboard.quantised.layouts.integers import OF_INPUTS
+from onboard.quantised.said import said_in_files
 from onboard.user_cache import code_digest, environment, files_digest, user_cache
 
 MOST_BYTES = 2 << 30
@@ -249,7 +250,7 @@ def key_parts(
         "runtime": runtime.model_dump(mode="json", exclude=_NOT_IN_KEY),
         "cache_dtype": str(cache_dtype(context) or "auto"),
         "state_dtype": str(state_dtype(context) or "auto"),
-        "checkpoint": None if runtime.skip_loading_weights else _headers(factory.checkpoint),
+        "checkpoint": _files(context),
         "dtype": str(context.dtype),
         "device": _device(context.device),
         "rank": context.ranks.rank,
@@ -289,6 +290,16 @@ def _in_pages(resource: CacheResource, context: TransformContext) -> CacheResour
 
 def _text(parts: dict[str, Any]) -> str:
     return json.dumps(parts, sort_keys=True, default=str)
+
+
+def _files(context: TransformContext) -> str | list[Any]:
+    """Return what a graph depends on of a checkpoint's files but config.json: of random weights what
+    says that they are quantised.
+    """
+    folder = context.factory.checkpoint
+    if context.runtime.skip_loading_weights:
+        return [list(each) for each in said_in_files(folder)]
+    return _headers(folder)
 
 
 def _headers(checkpoint: Path) -> str:

@@ -4,9 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,7 +17,12 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
 from onboard.graph.quantise.coded_shares import weight_of_share
-from onboard.graph.weight_load.experts.mixture_stacks import mixtures, router_linears
+from onboard.graph.quantise.weights_to_encode import (
+    not_read,
+    weights_of_block,
+    weights_of_config,
+    weights_to_encode,
+)
 from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters, write_out
 from onboard.graph.weight_load.input_scales import (
     InputScales,
@@ -39,8 +42,7 @@ from onboard.graph.weight_load.parameters import (
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quantised_checkpoint
 from onboard.graph.weight_load.weight_sources import find_sources
 from onboard.ops.linear.fp8_linear import BLOCK
-from onboard.quantised.encode_four_bits import INT4_GROUP, MXFP4_GROUP
-from onboard.quantised.weight import NOT_QUANTISED, Activations, QuantisedWeight
+from onboard.quantised.weight import QuantisedWeight
 
 EIGHT_BIT_KEYS = (
     "quantize_fp8_linear_from_config",
@@ -77,9 +79,11 @@ def quantised_weights(gm: GraphModule, context: TransformContext) -> Mapping[str
 
 def _look_up(gm: GraphModule, context: TransformContext) -> Mapping[str, QuantisedWeight]:
     if context.runtime.quantize != "none":
-        return _to_quantise(gm, context)
-    if context.runtime.skip_loading_weights or context.factory.mode != "graph":
+        return weights_to_encode(gm, context)
+    if context.factory.mode != "graph":
         return {}
+    if context.runtime.skip_loading_weights:
+        return weights_of_config(gm, context)
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return {}
     names, shares = names_in_checkpoint(gm, context, checkpoint), weight_plan(gm).shares
@@ -119,61 +123,6 @@ def names_in_checkpoint(
     return {part: source.names[0] for part, source in found.items() if source.is_plain}
 
 
-def _to_quantise(gm: GraphModule, context: TransformContext) -> dict[str, QuantisedWeight]:
-    """Return what the weights of experts, and of all linears but the head's and routers', are to
-    be.
-    """
-    if not context.runtime.skip_loading_weights and quantised_checkpoint(
-        context.factory.checkpoint
-    ):
-        raise UsageError("the checkpoint is quantised already", hint="Leave out quantize")
-    form = _ON_LOAD[context.runtime.quantize]
-    words = context.factory.text_config.vocab_size
-    found, stacks = {}, [stack for each in mixtures(gm) for stack in (each.up, each.down)]
-    plan = weight_plan(gm)
-    for name in [*_linear_weights(gm), *(stack.name for stack in stacks)]:
-        for part, view in plan.slices(name, gm.get_parameter(name)):
-            whole = plan.shares[part].shape if part in plan.shares else view.shape
-            if part is not None and whole[0] != words:
-                found[part] = replace(form, name=part, shape=tuple(view.shape))
-    transposed = {stack.name for stack in stacks if stack.transposed}
-    return {
-        name: replace(each, transposed=True) if name in transposed else each
-        for name, each in found.items()
-    }
-
-
-def _linear_weights(gm: GraphModule) -> list[str]:
-    routers = router_linears(gm)
-    linears = [arguments(node)["weight"] for node in nodes_of(gm, *LINEARS) if node not in routers]
-    blocks = [
-        name for node in nodes_of(gm, _ops.torch_fused_swiglu_mlp) for name in _weights_of(node)
-    ]
-    return [*(str(weight.target) for weight in linears if weight.op == "get_attr"), *blocks]
-
-
-def _not_read(_: object) -> NoReturn:
-    raise AssertionError("it is encoded while it is loaded")
-
-
-def _on_load(
-    kind: str,
-    inputs: Activations = NOT_QUANTISED,
-    block: tuple[int, int] | None = None,
-    scale_dtype: torch.dtype = torch.float32,
-) -> QuantisedWeight:
-    return QuantisedWeight("", (), kind, {}, _not_read, inputs, block, scale_dtype=scale_dtype)
-
-
-_ON_LOAD = {
-    "fp8": _on_load("fp8", Activations("token")),
-    "fp8-block": _on_load("fp8", Activations("group", group=BLOCK), (BLOCK, BLOCK)),
-    "int4": _on_load("int4", block=(1, INT4_GROUP), scale_dtype=torch.bfloat16),
-    "mxfp4": _on_load("mxfp4", block=(1, MXFP4_GROUP), scale_dtype=torch.uint8),
-}
-"""By a run's `quantize`: what weights are to be."""
-
-
 def quantise_linears(
     gm: GraphModule,
     weights: Mapping[str, QuantisedWeight],
@@ -200,7 +149,7 @@ def replace_linears(
     with these; return how many there are.
     """
     for block in nodes_of(gm, _ops.torch_fused_swiglu_mlp):
-        if any(map(alike, _weights_of(block))):
+        if any(map(alike, weights_of_block(block))):
             write_out(gm, block, _ops.torch_silu_and_mul.default)
     private, count = private_parameters(gm), 0
     for linear in nodes_of(gm, *LINEARS):
@@ -219,15 +168,7 @@ def input_scales(context: TransformContext, *, allow_different: bool) -> InputSc
         if context.runtime.quantize == "none"
         else None
     )
-    return InputScales(checkpoint.input_scale if checkpoint else _not_read, allow_different)
-
-
-def _weights_of(block: Node) -> Iterator[str]:
-    yield from (
-        str(node.target)
-        for name, node in arguments(block).items()
-        if name.endswith("weight") and isinstance(node, Node)
-    )
+    return InputScales(checkpoint.input_scale if checkpoint else not_read, allow_different)
 
 
 def _alike(

@@ -4,7 +4,6 @@ by what the config says.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from onboard.quantised.said import said_in_config, said_in_files
 from onboard.sources.gguf_source import GGUF_FILE
 from onboard.untrusted.bounds import read_json
 
-_EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-"""Keys with the modules that are left as they are."""
 _IN_LAYERS = re.compile(r"\.\d+\.")
 _STACKS = re.compile(r"experts\.\w+_proj$")
 BY_CONFIG = "quantised weights are counted by what the config says, as no headers are here"
@@ -53,29 +50,17 @@ def _by_headers(folder: Path) -> int:
 def _by_config(folder: Path, config: Mapping[str, Any]) -> int:
     """Return the same where each matrix that the config quantises lies as its scheme says."""
     from onboard.graph.quantise.kernel_forms import has_kernels
-    from onboard.quantised.read_method import read_method
+    from onboard.quantised.config_layouts import ConfigLayouts
 
-    method = read_method(config, folder)
-    assert method is not None, "a config says how it is quantised"
-    excluded = [str(each) for each in _names(_said(config, folder))]
-    only_stacks = method.description.startswith("mxfp4")
+    layouts = ConfigLayouts.of(config, folder)
+    assert layouts is not None, "a config says how it is quantised"
     spared = 0
     for matrix in _matrices(folder):
-        layout = method.layout_of(matrix.module)
-        is_left = any(_is_meant(pattern, matrix.module) for pattern in excluded)
-        if layout is None or is_left or only_stacks > matrix.is_stack:
-            continue
-        if has_kernels(layout.kind, layout.block, matrix.inputs):
+        layout = layouts.layout_of(matrix.module, is_stack=matrix.is_stack)
+        if layout is not None and has_kernels(layout.kind, layout.block, matrix.inputs):
             decoded = 2 * matrix.outputs * matrix.inputs
             spared += matrix.count * (decoded - layout.size(matrix.outputs, matrix.inputs))
     return spared
-
-
-def _said(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    beside = (values for _, values in said_in_files(folder))
-    said = said_in_config(config) or next(beside, {})
-    inner = said.get("quantization")
-    return inner if isinstance(inner, Mapping) else said
 
 
 @dataclass(frozen=True)
@@ -106,22 +91,3 @@ def _matrices(folder: Path) -> Iterator[_Matrix]:
             count, outputs, inputs = parameter.shape
             pieces = 2 if "gate_up" in name else 1
             yield _Matrix(name, count * pieces, outputs // pieces, inputs, is_stack=True)
-
-
-def _names(said: Mapping[str, Any]) -> Iterator[Any]:
-    for key in _EXCLUDED:
-        value = said.get(key)
-        yield from value if isinstance(value, list) else []
-
-
-def _is_meant(pattern: str, module: str) -> bool:
-    """Tell whether a module is one of those that a list of a config names: by a pattern, with "*", or
-    as a part of its path.
-    """
-    if pattern.startswith("re:"):
-        from onboard.quantised.methods.settings import pattern_of
-
-        return pattern_of("its config", pattern.removeprefix("re:")).match(module) is not None
-    if "*" in pattern:
-        return fnmatch.fnmatchcase(module, pattern)
-    return f".{pattern}." in f".{module}."

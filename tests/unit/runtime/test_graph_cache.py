@@ -178,6 +178,15 @@ def test_a_change_of_the_inputs_changes_the_key(made: Tiny, name: str) -> None:
     assert _key(made) != before
 
 
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_what_is_said_of_codes_is_in_the_key_of_random_weights(made: Tiny, name: str) -> None:
+    before, path = _key(made, skip_loading_weights=True), made.checkpoint / name
+    config = json.loads(path.read_text()) if path.exists() else {}
+    said = {"quantization_config": {"quant_method": "fp8"}}
+    path.write_text(json.dumps({**config, **said}))
+    assert _key(made, skip_loading_weights=True) != before
+
+
 def test_a_change_of_the_settings_changes_the_key(made: Tiny) -> None:
     keys = {"none": _key(made)} | {name: _key(made, **fields) for name, fields in FIELDS.items()}
     texts = {name: json.dumps(key, sort_keys=True, default=str) for name, key in keys.items()}

@@ -1,0 +1,66 @@
+"""How each layer's weight lies in the files of a checkpoint of which only the config is here."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onboard.quantised.methods.settings import pattern_of
+from onboard.quantised.read_method import read_method
+from onboard.quantised.said import said_in_config, said_in_files
+from onboard.quantised.weight import Layout, Method
+
+_EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+"""Keys with the modules that are left as they are."""
+
+
+@dataclass(frozen=True)
+class ConfigLayouts:
+    """What a config, or a file beside it, says of layers."""
+
+    method: Method
+    excluded: tuple[str, ...]
+    """Names and patterns of modules that are left as they are."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], folder: Path) -> ConfigLayouts | None:
+        """Read a parsed config.json; None: nothing says that weights are quantised.
+
+        Raises `OnboardError` for a method, a scheme or a key that is not read.
+        """
+        if (method := read_method(config, folder)) is None:
+            return None
+        return cls(method, tuple(str(each) for each in _names(_said(config, folder))))
+
+    def layout_of(self, module: str, *, is_stack: bool = False) -> Layout | None:
+        """Return how a linear layer, or a stack of experts, lies; None: as an unquantised model's."""
+        only_stacks = self.method.description.startswith("mxfp4")
+        is_left = any(_is_meant(pattern, module) for pattern in self.excluded)
+        return None if is_left or only_stacks > is_stack else self.method.layout_of(module)
+
+
+def _said(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    beside = (values for _, values in said_in_files(folder))
+    said = said_in_config(config) or next(beside, {})
+    inner = said.get("quantization")
+    return inner if isinstance(inner, Mapping) else said
+
+
+def _names(said: Mapping[str, Any]) -> Iterator[Any]:
+    for key in _EXCLUDED:
+        value = said.get(key)
+        yield from value if isinstance(value, list) else []
+
+
+def _is_meant(pattern: str, module: str) -> bool:
+    """Tell whether a module is one of those that a list of a config names: by a pattern, with "*", or
+    as a part of its path.
+    """
+    if pattern.startswith("re:"):
+        return pattern_of("its config", pattern.removeprefix("re:")).match(module) is not None
+    if "*" in pattern:
+        return fnmatch.fnmatchcase(module, pattern)
+    return f".{pattern}." in f".{module}."
