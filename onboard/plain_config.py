@@ -137,6 +137,8 @@ _CHECKS = ("validate_architecture", "validate_layer_type")
 """What transformers 5 asks of every config: sizes that divide one another, layers of kinds that it
 knows.
 """
+_TYPES = "__validators__"
+"""Where a config class of transformers 5 keeps the checks of its fields' types."""
 
 
 def _as_its_class_has_it(check: Any) -> Any:
@@ -194,6 +196,7 @@ def add_old_defaults(config_class: Any) -> None:
     config_class._get_generation_parameters = _none_of_its_own
     for name in _CHECKS:
         setattr(config_class, name, _unchecked)
+    setattr(config_class, _TYPES, {})
     if hasattr(config_class, "validate_rope"):
         config_class.validate_rope = _where_set(config_class.validate_rope)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -58,7 +59,7 @@ from onboard.hf.old.gone import Gone, importing
 from onboard.hf.old.own_configs import is_own_of_transformers, own_config_class
 from onboard.hub import with_own_type
 from onboard.modeling import CausalLMOutput
-from onboard.plain_config import PlainConfig
+from onboard.plain_config import PlainConfig, add_old_defaults
 from onboard.workflow.phases.gather import require_consent_for_code
 
 AUTO_MAP = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
@@ -181,6 +182,20 @@ def test_a_config_of_transformers_reads_as_one_of_its_year(monkeypatch: pytest.M
     assert other(partial_rotary_factor=0.25).partial_rotary_factor == 0.25
     assert (LlamaConfig.model_type, LlamaConfig.rope_scaling) == before
     assert not hasattr(LlamaConfig(), "rope_theta")
+
+
+def test_a_config_of_transformers_keeps_what_its_heir_gives_a_field_of_another_type() -> None:
+    class Heir(LlamaConfig):
+        def __init__(self, intermediate_size: Any = None, **kwargs: Any) -> None:
+            super().__init__(intermediate_size=intermediate_size, **kwargs)
+
+    with pytest.raises(StrictDataclassError, match="intermediate_size"):
+        Heir()
+    add_old_defaults(Heir)
+    assert Heir().intermediate_size is None
+    assert Heir(intermediate_size=[8, 9], hidden_size=64.0).hidden_size == 64.0
+    with pytest.raises(StrictDataclassError, match="intermediate_size"):
+        LlamaConfig(intermediate_size=None)  # transformers' own stays as it is
 
 
 def test_a_file_that_registers_its_classes_for_a_type_that_is_taken_can_be_imported() -> None:
