@@ -55,6 +55,19 @@ def test_it_turns_by_positions_as_transformers_does_with_tables() -> None:
     assert ours(x, mask, positions)[1] is None
 
 
+def test_without_a_mask_it_is_causal_as_the_attention_of_torch_was() -> None:
+    config, length = _config(), 9
+    ours = TURNING(config, 1).eval()
+    x, positions = torch.randn(2, length, 32), torch.arange(length).expand(2, -1)
+    mask = torch.full((length, length), -1e9).triu(1)[None, None]
+    causal, seeing_all = ours(x, mask, positions)[0], ours(x, None, positions)[0]
+    config._attn_implementation = "sdpa"
+    torch.testing.assert_close(ours(x, None, positions)[0], causal)
+    assert not torch.allclose(causal, seeing_all)
+    tokens = [ours(x[:, i : i + 1], None, positions[:, i : i + 1])[0] for i in range(2)]
+    assert all(item.isfinite().all() for item in tokens)
+
+
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [
@@ -80,6 +93,34 @@ def test_a_file_that_calls_it_so_gets_it(
         assert bool(facts) is given
     finally:
         for name in [name for name in sys.modules if name.startswith("calling_code")]:
+            del sys.modules[name]
+
+
+_OF_A_TABLE = """
+from transformers.models.llama import modeling_llama as llama
+
+KINDS = {"eager": llama.LlamaAttention}
+
+
+def call(x, positions):
+    return KINDS["eager"](x, position_ids=positions, past_key_value=None)
+"""
+
+
+def test_a_file_that_has_it_in_a_table_alone_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "table_code").mkdir()
+    (tmp_path / "table_code" / "__init__.py").write_text("")
+    (tmp_path / "table_code" / "modeling.py").write_text(_OF_A_TABLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        module = importlib.import_module("table_code.modeling")
+        [fact] = give_attention_modules("table_code")
+        assert fact.startswith("LlamaAttention of transformers")
+        assert {"eager": TURNING} == module.KINDS
+    finally:
+        for name in [name for name in sys.modules if name.startswith("table_code")]:
             del sys.modules[name]
 
 

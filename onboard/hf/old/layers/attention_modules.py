@@ -23,6 +23,8 @@ from onboard.hf.parsed_code import parsed_code
 
 _CACHE, _TABLES = "past_key_value", "position_embeddings"
 _PLAIN = "default"
+_CAUSAL_ALONE = "sdpa"
+"""The attention that was causal where it was given no mask."""
 _FUNCTIONS = ("apply_rotary_pos_emb", "repeat_kv")
 _PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
@@ -75,6 +77,9 @@ class _Turning:
         scores = torch.matmul(query, key.transpose(2, 3)) * self.scaling
         if attention_mask is not None:
             scores = scores + attention_mask[:, :, :, : key.shape[-2]]
+        elif self.config._attn_implementation == _CAUSAL_ALONE:
+            later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
         weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
         out = torch.matmul(weights, value).transpose(1, 2).reshape(batch, length, -1)
         return self.o_proj(out), weights if output_attentions else None, past_key_value
@@ -148,15 +153,15 @@ def _called_with_three(cls: type) -> set[str]:
 
 
 def _give(module: ModuleType) -> list[str]:
-    given = {key: value for key, value in vars(module).items() if _gets_tables(value)}
+    tables = [vars(module), *(value for value in vars(module).values() if isinstance(value, dict))]
+    given = [
+        (table, key) for table in tables for key, value in table.items() if _gets_tables(value)
+    ]
     if not given or getattr(module, "__file__", None) is None or not _calls_so(module):
         return []
-    for key, cls in given.items():
-        setattr(module, key, turning(cls))
-    for table in (value for value in vars(module).values() if isinstance(value, dict)):
-        for key, cls in [each for each in table.items() if _gets_tables(each[1])]:
-            table[key] = turning(cls)
-    what = " and ".join(sorted({cls.__name__ for cls in given.values()}))
+    what = " and ".join(sorted({table[key].__name__ for table, key in given}))
+    for table, key in given:
+        table[key] = turning(table[key])
     return [
         f"{what} of transformers gets tables of RoPE now; a stand-in makes them, as before 4.48"
     ]
