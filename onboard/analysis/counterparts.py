@@ -17,10 +17,11 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     its follower, or other values (a router's logits, where it chooses all experts). Where their
     kinds tell them apart, the order tells
     nothing: transformers' versions differ in that of a router. Results inside results, as a
-    router's beside a mixture's, are such as the others.
+    router's beside a mixture's, are such as the others. None stands for what a dict has left out.
     """
     if not any(isinstance(item, tuple) for item in actual):
         expected = list(_flat(expected))
+    expected = [*expected, *[None] * (_nones(actual) - _nones(expected))]
     ours, theirs = ([_kind(item) for item in items] for items in (actual, expected))
     if len(set(ours)) == len(ours) and all(theirs.count(kind) == 1 for kind in ours):
         return [expected[theirs.index(kind)] for kind in ours]
@@ -40,6 +41,10 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
         found.append(rest[skipped])
         rest = rest[skipped + 1 :]
     return found
+
+
+def _nones(items: Sequence[Any]) -> int:
+    return sum(item is None for item in items)
 
 
 def _flat(items: Sequence[Any]) -> Iterator[Any]:

@@ -525,6 +525,8 @@ def test_what_a_block_leaves_out_has_another_shape() -> None:
     assert counterparts([hidden], [hidden, weights])[0] is hidden
     logits, scores = torch.rand(6, 4), torch.rand(6, 4)  # of a router that chooses all experts
     assert counterparts([scores.clone(), chosen], [logits, scores, chosen])[0] is scores
+    assert counterparts([hidden, None], [hidden]) == [hidden, None]  # which a dict leaves out
+    assert counterparts([hidden, hidden, None], [hidden, hidden])[2] is None
 
 
 def test_results_of_kinds_that_differ_are_compared_in_whatever_order_they_come() -> None:
