@@ -73,7 +73,7 @@ _TYPES = """
     sym_min Tensor uint8
 """
 _NN = """
-    AdaptiveLogSoftmaxWithLoss AvgPool1d AvgPool2d Buffer Conv1d Conv2d Dropout ELU Embedding Flatten GELU
+    AdaptiveLogSoftmaxWithLoss AvgPool1d AvgPool2d BatchNorm1d Buffer Conv1d Conv2d Dropout ELU Embedding Flatten GELU
     GLU GroupNorm Hardsigmoid Hardswish Identity init.constant_ init.kaiming_uniform_
     init.normal_ init.ones_ init.trunc_normal_ init.uniform_ init.xavier_uniform_ init.zeros_
     LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax MaxPool1d MaxPool2d Mish Module ModuleDict ModuleList

@@ -88,6 +88,7 @@ def test_layers_that_only_compute_may_be_used() -> None:
 
 def test_a_part_of_a_part_may_be_replaced() -> None:
     vet_model_text(_file("self.proj.norm = nn.Linear(2, 2)"))
+    vet_model_text(_file("self.norm = nn.BatchNorm1d(2, affine=False)"))
 
 
 @pytest.mark.parametrize("attr", ["out", "wo", "Tensor", "default"])
