@@ -354,3 +354,37 @@ def test_super_begins_behind_the_class_that_it_names(translate: Translate) -> No
         _, init, _ = translate(text, {"size": 4}, specialised=True)
         found = {name for name in ("first", "second", "own") if f"self.{name} = " in init}
         assert found == made | {"own"}
+
+
+_TYING = """
+class Inner(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.words = nn.Embedding(config.words, config.size)
+
+
+class Toy(nn.Module):
+    _tied_weights_keys = {"head.weight": "inner.words.weight"}
+
+    def __init__(self, config):
+        super().__init__()
+        self.inner = Inner(config)
+        self.table, self.other = self.inner.words, nn.Embedding(config.words, config.size)
+        self.head = nn.Linear(config.size, config.words, bias=False)
+        self.tie()
+
+    def tie(self):
+        self.head.weight = SOURCE.weight
+
+    def forward(self, x):
+        return self.head(self.table(x))
+"""
+
+
+def test_weights_are_tied_under_any_of_a_modules_names(translate: Translate) -> None:
+    config = {"words": 7, "size": 4}
+    for name in ("self.table", "self.inner.words"):
+        _, init, _ = translate(_TYING.replace("SOURCE", name), config, specialised=True)
+        assert "head.weight" not in init  # written for all ties at once
+    with pytest.raises(Untranslatable, match=r"an assignment to self\.head\.weight"):
+        translate(_TYING.replace("SOURCE", "self.other"), config, specialised=True)

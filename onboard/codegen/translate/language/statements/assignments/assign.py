@@ -122,8 +122,18 @@ def _ties(target: ast.Attribute, value: Value, frame: Frame) -> bool:
     tied = getattr(type(model), "_tied_weights_keys", None)
     pair = [ast.unparse(node).removeprefix("self.") for node in (target, value.expr)]
     places = [path for path, module in model.named_modules() if type(module) is frame.cls.cls]
-    names = [{f"{path}.{end}".removeprefix(".") for end in pair} for path in places]
-    return isinstance(tied, dict) and any({*item} in names for item in tied.items())
+    names = [tuple(f"{path}.{end}".removeprefix(".") for end in pair) for path in places]
+    if not isinstance(tied, dict):
+        return False
+    return any({*item} == {*both} for item in tied.items() for both in names) or any(
+        one in tied and _are_one(model, one, other, tied[one]) for one, other in names
+    )
+
+
+def _are_one(model: nn.Module, *names: str) -> bool:
+    """Whether a small model has one parameter under all names: a module may have several."""
+    found = dict(model.named_parameters(remove_duplicate=False))
+    return names[0] in found and all(found.get(name) is found[names[0]] for name in names)
 
 
 def _is_note(owner: ast.expr, attr: str, frame: Frame) -> bool:
