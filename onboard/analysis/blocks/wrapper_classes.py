@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial, wraps
+from functools import cache, partial, reduce, wraps
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -62,7 +63,7 @@ def _several(
         if type(module).__module__.split(".")[0] == package:
             modules.setdefault(type(module), []).append(module)
     for cls, own in modules.items():
-        if len({tuple(map(type, module.children())) for module in own}) == 1:
+        if len({tuple(map(type, module.modules())) for module in own}) == 1:
             continue
         kinds = [(module, _kind(module)) for module in own]
         names = {tuple(parameter for parameter, _ in kind) for _, kind in kinds}
@@ -76,7 +77,7 @@ def _inside(kinds: list[tuple[nn.Module, _Kind]], found: Mapping[type, Any]) -> 
 
 def _kind(module: nn.Module) -> _Kind:
     cls: type = type(module)
-    held = {name: _class_of(getattr(module, attr, None)) for attr, name in _kept(cls).items()}
+    held = {name: _class_of(_part(module, path)) for path, name in _kept(cls).items()}
     return tuple((name, part) for name, part in held.items() if part is not None)
 
 
@@ -88,10 +89,15 @@ def _class_of(part: Any) -> type | None:
     return type(part) if isinstance(part, nn.Module) else None
 
 
+def _part(module: nn.Module, path: str) -> Any:
+    """Return what lies at a path of attributes and places of lists; None: nothing."""
+    return reduce(lambda part, name: getattr(part, name, None), path.split("."), module)
+
+
 @cache
 def _kept(cls: type) -> dict[str, str]:
-    """Return the attributes that a constructor makes of its parameters as they are, or of what a
-    call of them gives.
+    """Return the paths at which a constructor keeps its parameters as they are, or what a call of
+    them gives, alone or in lists of modules.
     """
     found = find_method(cls, "__init__")
     if found is None or found[0].__module__.split(".")[0] == "torch":
@@ -100,12 +106,27 @@ def _kept(cls: type) -> dict[str, str]:
     kept: dict[str, str] = {}
     for statement in found[1].body:
         match statement:
-            case ast.Assign(
-                targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)],
-                value=ast.Name(id=parameter) | ast.Call(func=ast.Name(id=parameter)),
-            ) if parameter in taken:
-                kept[attr] = parameter
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)]):
+                own = _places(statement.value, attr)
+                kept |= {path: name for path, name in own if name in taken}
     return kept
+
+
+def _places(value: ast.expr, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that an expression is or calls, each with its path in what the expression
+    makes: of a list that is made by a loop, the first place stands for all.
+    """
+    match value:
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
+            yield path, name
+        case ast.Call(func=ast.Attribute(attr="ModuleList"), args=[items]):
+            yield from _places(items, path)
+        case ast.List(elts=items) | ast.Call(func=ast.Attribute(attr="Sequential"), args=items):
+            alone = takewhile(lambda item: not isinstance(item, ast.Starred), items)
+            for place, item in enumerate(alone):
+                yield from _places(item, f"{path}.{place}")
+        case ast.ListComp(elt=item) | ast.GeneratorExp(elt=item):
+            yield from _places(item, f"{path}.0")
 
 
 def _made(cls: type, kind: _Kind) -> type:

@@ -224,7 +224,7 @@ def test_blocks_that_are_handed_different_classes_have_classes_of_their_own(
 
 
 def test_classes_that_cannot_be_told_apart_are_refused(translate: Translate) -> None:
-    body = "self.norm1 = nn.Sequential(norm_layer(config.size))"
+    body = "self.norm1 = nn.Sequential(*[norm_layer(config.size)])"
     with pytest.raises(Untranslatable, match="another class"):
         _handed(translate, body, "config, Norm", "config, Centred", "None")
 
@@ -233,3 +233,23 @@ def test_an_argument_of_a_partial_takes_no_name_that_is_there(translate: Transla
     body = "norm_layer_eps = 2.0; " + MADE + "; self.norm1.eps = norm_layer_eps"
     with pytest.raises(Untranslatable, match="norm_layer_eps"):
         _handed(translate, body, "config, norm", "config, norm", "None")
+
+
+IN_LISTS = [
+    "self.norm1 = nn.Sequential(nn.Linear(config.size, config.size), norm_layer(config.size))",
+    "self.norms = nn.ModuleList([norm_layer(config.size) for _ in range(2)]); self.norm1 = nn.GELU()",
+    "self.norms = nn.ModuleList([norm_layer(config.size)]); self.norm1 = nn.GELU()",
+]
+
+
+@pytest.mark.parametrize("body", IN_LISTS)
+@pytest.mark.parametrize(
+    ("first", "last"), [("Norm", "nn.LayerNorm"), ("Centred", "norm"), ("nn.LayerNorm", "Centred")]
+)
+def test_blocks_that_make_modules_of_several_classes_in_lists_are_several_classes(
+    body: str, first: str, last: str, translate: Translate
+) -> None:
+    through = "for norm in self.norms:\n            x = norm(x)\n        return x + self.norm1(x)"
+    text = HANDED.replace("return x + self.norm1(x)", through) if "norms" in body else HANDED
+    written = _handed(translate, body, f"config, {first}", f"config, {last}", "None", text)
+    assert written.count("class Block") == 2
