@@ -91,7 +91,8 @@ def _class_of(part: Any) -> type | None:
 
 def _part(module: nn.Module, path: str) -> Any:
     """Return what lies at a path of attributes and places of lists; None: nothing."""
-    return reduce(lambda part, name: getattr(part, name, None), path.split("."), module)
+    start: Any = module
+    return reduce(lambda part, name: getattr(part, name, None), path.split("."), start)
 
 
 @cache
