@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from onboard.ops import attention_ops, stateful_ops
 _OP = re.compile(r"torch\.ops\.onboard\.(\w+)\(")
 _WRITTEN = re.compile(r"softmax|scaled_dot_product_attention|conv1d|Conv1d")
 """What the graph's transforms match where a model file has it written out."""
+_DEFINED = ast.ClassDef | ast.FunctionDef
 _NONE_OF_THE_FORMS = (
     "in {path} ({cls}{place}) tokens reach one another by none of the forms that have a cache here"
     " (softmax attention, the recurrences, convolutions)"
@@ -29,13 +30,14 @@ _NONE_OF_THE_FORMS = (
 
 
 def check_mixing(text: str, model: nn.Module) -> None:
-    """Refuse the text of a model file without such an op where the model's tokens reach one
-    another, by the module in which they do.
+    """Refuse the text of a model file that has no such op where the model's tokens reach one
+    another, in the class of the module in which they do and in what that uses: a router's softmax
+    is no attention.
     """
-    known = stateful_ops() | attention_ops()
-    if _WRITTEN.search(text):
+    if (found := mixing_module(model)) is None:
         return
-    if known.intersection(_OP.findall(text)) or (found := mixing_module(model)) is None:
+    code = _code_in(text, found[1])
+    if _WRITTEN.search(code) or _known().intersection(_OP.findall(code)):
         return
     path, cls = found
     raise UntranslatableError(
@@ -49,8 +51,11 @@ def written_out(text: str, model: nn.Module) -> tuple[str, str] | None:
     """Return path and class of the module in which a model's tokens reach one another where the text
     of its file has no op with a cache; None where it has one, or they do nowhere.
     """
-    known = stateful_ops() | attention_ops()
-    return None if known.intersection(_OP.findall(text)) else mixing_module(model)
+    return None if _known().intersection(_OP.findall(text)) else mixing_module(model)
+
+
+def _known() -> set[str]:
+    return {*stateful_ops(), *attention_ops()}
 
 
 def unknown_mixing(model: nn.Module, known: Collection[str]) -> str | None:
@@ -80,10 +85,23 @@ def _none_of_the_forms(model: nn.Module, path: str) -> str:
 def _code_of(cls: type) -> str:
     """Return the code of a class and of the functions of its module that it names."""
     source = module_source(cls.__module__)
-    texts = [ast.unparse(class_node(cls))]
-    waiting = dict(source.functions)
-    while called := [name for name in waiting if re.search(rf"\b{name}\b", texts[-1])]:
-        texts.append("\n".join(ast.unparse(waiting.pop(name)) for name in called))
+    return _with_named(ast.unparse(class_node(cls)), source.functions)
+
+
+def _code_in(text: str, cls: str) -> str:
+    """Return the code of a class of a model file and of the functions and classes there that it
+    names, whatever these name included; all of it where it has no such class.
+    """
+    defined = {node.name: node for node in ast.parse(text).body if isinstance(node, _DEFINED)}
+    own = defined.pop(cls, None)
+    return text if own is None else _with_named(ast.unparse(own), defined)
+
+
+def _with_named(code: str, defined: Mapping[str, ast.AST]) -> str:
+    """Return code, and that of what is defined beside it and named in it."""
+    texts, waiting = [code], dict(defined)
+    while named := [name for name in waiting if re.search(rf"\b{name}\b", texts[-1])]:
+        texts.append("\n".join(ast.unparse(waiting.pop(name)) for name in named))
     return "\n".join(texts)
 
 

@@ -67,6 +67,40 @@ def test_attention_that_is_written_out_is_matched_later(code: str) -> None:
     check_mixing(f"x = {code}", _model(_Summing))
 
 
+_IN_A_FILE = """
+def weighed(x):
+    return torch.softmax(x @ x.mT, dim=-1) @ x
+
+class Core(nn.Module):
+    def forward(self, x):
+        return weighed(x)
+
+class Router(nn.Module):
+    def forward(self, x):
+        return torch.softmax(self.gate(x), dim=-1)
+
+class _Summing(nn.Module):
+    def forward(self, hidden_states):
+        return {mixed}
+
+class Layer(nn.Module):
+    def __init__(self):
+        self.mixer, self.router = _Summing(), Router()
+"""
+
+
+@pytest.mark.parametrize("mixed", ["weighed(hidden_states)", "Core()(hidden_states)"])
+def test_attention_is_found_behind_functions_and_classes(mixed: str) -> None:
+    check_mixing(_IN_A_FILE.replace("{mixed}", mixed), _model(_Summing))
+
+
+@pytest.mark.parametrize("elsewhere", ["", "\nx = torch.ops.onboard.torch_attention(q, k, v)"])
+def test_a_softmax_of_another_module_is_no_attention(elsewhere: str) -> None:
+    text = _IN_A_FILE.replace("{mixed}", "self.decay @ hidden_states") + elsewhere
+    with pytest.raises(UntranslatableError, match=r"in model\.layers\.0\.self_attn \(_Summing at"):
+        check_mixing(text, _model(_Summing))
+
+
 class _Shifted(nn.Module):
     """What torch's own module does is the mixer's doing."""
 
