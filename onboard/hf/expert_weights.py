@@ -1,14 +1,19 @@
 """Experts as checkpoints have them: transformers stacks them in memory, most checkpoints hold them
-one by one.
+one by one, and some have stacks, too.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import CONFIG_MAPPING
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     MergeModulelist,
@@ -16,7 +21,14 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
+from onboard.hf.architecture import decoder_config
+from onboard.hf.hf_model import build_reference, unquantised
+from onboard.hf.quiet import quiet_transformers
+
 _NUMBERED = re.compile(r"(.*experts)\.(\d+)\.(.*)")
+_PIECES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""A stack's name in its module, and the linear layers of an expert that it has one behind the other."""
+_ROOT = "experts"
 
 
 def separate_experts(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -28,17 +40,22 @@ def separate_experts(model: nn.Module) -> dict[str, torch.Tensor]:
     stacks, which nothing reads: these are left out.
     """
     own: Any = model
-    merges = [rule for rule in get_model_conversion_mapping(own, add_legacy=False) if _merges(rule)]
-    state = model.state_dict()
-    if not merges:
+    rules, state = merges(model), model.state_dict()
+    if not rules:
         return state
     before = vars(own).get("_weight_conversions")
-    own._weight_conversions = merges
+    own._weight_conversions = rules
     try:
         separate: dict[str, torch.Tensor] = revert_weight_conversion(own, state)
         return _without_stumps(separate)
     finally:
         own._weight_conversions = before
+
+
+def merges(model: nn.Module) -> list[Any]:
+    """Return the rules by which transformers stacks the experts of a checkpoint for its `model`."""
+    own: Any = model
+    return [rule for rule in get_model_conversion_mapping(own, add_legacy=False) if _merges(rule)]
 
 
 def _without_stumps(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -62,3 +79,53 @@ def _merges(rule: Any) -> bool:
     return isinstance(rule, WeightConverter) and any(
         isinstance(item, MergeModulelist) for item in rule.operations
     )
+
+
+@dataclass(frozen=True)
+class DeclaredStack:
+    """A parameter of transformers' model, [experts, ...]: weights, or biases [experts, outputs]."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[str, ...]
+    """The layers of an expert that are in it."""
+    alternates: bool
+    """Its pieces' outputs take turns."""
+
+
+def declared_stacks(config: Mapping[str, Any]) -> Mapping[str, DeclaredStack]:
+    """Return the stacks of experts that transformers' model of a parsed config.json has, and that no rule
+    of its loading makes of experts one by one, by name; nothing for a model that transformers
+    does not know, or cannot build.
+    """
+    return _declared(json.dumps(config, sort_keys=True))
+
+
+@lru_cache(maxsize=4)
+def _declared(text: str) -> Mapping[str, DeclaredStack]:
+    values = json.loads(text)
+    if values.get("model_type") not in CONFIG_MAPPING:
+        return {}
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
+            model = build_reference(decoder_config(unquantised(config)))
+    except Exception:  # any type: gather builds the model, too, and says what is wrong
+        return {}
+    return _stacks(model)
+
+
+def _stacks(model: Any) -> dict[str, DeclaredStack]:
+    found = {}
+    for path, module in model.named_modules():
+        for leaf, pieces in _PIECES.items() if path.endswith(_ROOT) else ():
+            alternates = not getattr(module, "is_concatenated", True) and len(pieces) > 1
+            for name in (leaf, f"{leaf}_bias"):
+                stack = getattr(module, name, None)
+                if isinstance(stack, torch.Tensor) and stack.dim() > 1:
+                    found[f"{path}.{name}"] = DeclaredStack(tuple(stack.shape), pieces, alternates)
+    made = [target for rule in merges(model) for target in rule.target_patterns] if found else []
+    return {
+        name: stack
+        for name, stack in found.items()
+        if not any(name.endswith(target.replace("\\", "")) for target in made)
+    }

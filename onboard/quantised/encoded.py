@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -90,6 +90,22 @@ class Encoded:
         for start in range(0, outputs, size):
             yield start, self._outputs(start, min(size, outputs - start))
 
+    def with_blocks(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Encoded:
+        """Return the same codes with what belongs to blocks changed."""
+
+        def each(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else change(tensor)
+
+        scale = change(self.scale)
+        return replace(self, scale=scale, offset=each(self.offset), zero=each(self.zero))
+
+    def by_outputs(self) -> Encoded:
+        """Return the same codes [outputs, inputs] with scales of each output."""
+        outputs = self.codes.shape[0]
+        return replace(
+            self.with_blocks(lambda part: part.repeat_interleave(self.rows, 0)[:outputs]), rows=1
+        )
+
     def _outputs(self, start: int, count: int) -> Encoded:
         first = start // self.rows
         blocks = slice(first, max(first + 1, -(-(start + count) // self.rows)))
@@ -114,6 +130,12 @@ class Encoded:
         else:
             wide = blocks.repeat_interleave(self.columns, -1)[..., :inputs]
         return wide.repeat_interleave(self.rows, -2)[..., :outputs, :]
+
+
+def plain(values: torch.Tensor) -> Encoded:
+    """Return numbers [outputs, inputs] as codes of themselves, in float32."""
+    scale = torch.ones(1, 1, device=values.device)
+    return Encoded(values.to(torch.float32, copy=True), scale, *values.shape)
 
 
 def encode_fp8(weight: torch.Tensor, block: tuple[int, int] | None = None) -> Encoded:

@@ -106,6 +106,11 @@ class QuantisedWeight:
     reads. None: parts lie otherwise."""
     offset: bool = False
     """Blocks have offsets that no part of its own holds."""
+    members: tuple[tuple[QuantisedWeight, ...], ...] = ()
+    """Of a stack whose matrices are weights of their own: those of each, one behind the other. `parts`
+    are then the first one's."""
+    alternates: bool = False
+    """Outputs of members take turns."""
 
     @property
     def computed_as(self) -> str:
@@ -139,7 +144,8 @@ class QuantisedWeight:
     @property
     def tensors(self) -> tuple[str, ...]:
         """All names of the checkpoint that belong to it."""
-        return (*self.parts.values(), *self.unread)
+        own = (name for expert in self.members for each in expert for name in each.tensors)
+        return tuple(own) if self.members else (*self.parts.values(), *self.unread)
 
 
 class Layout(Protocol):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-from torch import Tensor
 
 from onboard.graph.weight_load.parameters import Share, of_runs
 from onboard.quantised.encoded import Encoded
@@ -96,18 +94,9 @@ def encoded_share(encoded: Encoded, share: Share) -> Encoded:
     """
     for dim, runs in share.kept.items():
         if dim == 0 and not _whole_blocks(runs, encoded.rows, share.shape[0]):
-            encoded = _by_outputs(encoded)
+            encoded = encoded.by_outputs()
         encoded = _of_dimension(encoded, dim, runs)
     return encoded
-
-
-def _by_outputs(encoded: Encoded) -> Encoded:
-    """Return the same codes with scales of each output."""
-
-    def each(tensor: Tensor) -> Tensor:
-        return tensor.repeat_interleave(encoded.rows, 0)[: encoded.codes.shape[0]]
-
-    return replace(_with(encoded, each), rows=1)
 
 
 def _of_dimension(encoded: Encoded, dim: int, runs: Runs) -> Encoded:
@@ -116,11 +105,4 @@ def _of_dimension(encoded: Encoded, dim: int, runs: Runs) -> Encoded:
     if unit >= encoded.codes.shape[dim]:  # one block, of which each rank has some
         return own
     own_blocks = [(start // unit, -(-stop // unit)) for start, stop in runs]
-    return _with(own, lambda tensor: of_runs(tensor, dim, own_blocks))
-
-
-def _with(encoded: Encoded, change: Callable[[Tensor], Tensor]) -> Encoded:
-    """Return codes with what there is of each block changed."""
-    there = {"scale": encoded.scale, "offset": encoded.offset, "zero": encoded.zero}
-    changed = {name: change(each) for name, each in there.items() if each is not None}
-    return replace(encoded, **changed)  # type: ignore[arg-type]
+    return own.with_blocks(lambda tensor: of_runs(tensor, dim, own_blocks))

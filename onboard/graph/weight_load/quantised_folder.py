@@ -20,7 +20,8 @@ from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
 from onboard.graph.weight_load.parameters import Share
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
-from onboard.quantised.encoded import Encoded
+from onboard.quantised.encoded import Encoded, plain
+from onboard.quantised.layouts.apart_experts import WHOLE, are_apart, joined_experts, joined_rows
 from onboard.quantised.layouts.float4 import INVERSE_SCALE
 from onboard.quantised.layouts.float8 import INPUT_SCALE_NAMES
 from onboard.quantised.read_method import read_method, refuse_unsaid
@@ -66,7 +67,7 @@ class QuantisedCheckpoint(Checkpoint):
                 f"its config.json says that it is quantised ({self.method.description}), and no tensor is",
                 hint="Fetch the checkpoint again; weights and config.json have to be of one model",
             )
-        return dict(found)
+        return as_in_model(found, self.files.names(), self.folder)
 
     @cached_property
     def cache_scales(self) -> tuple[str, ...]:
@@ -95,13 +96,25 @@ class QuantisedCheckpoint(Checkpoint):
         """Return a tensor; a quantised weight's values are in float32."""
         if self.is_stored(name):
             return self.files.read(name, device)
+        if self._is_apart(name):
+            return torch.stack([each.values() for each in self.encoded_stack(name, device)])
         return self.encoded(name, device).values()
 
+    def _is_apart(self, name: str) -> bool:
+        """Tell whether a weight is a stack of matrices that lie one by one."""
+        return bool(self.weights[name].members) and len(self.weights[name].shape) > 2
+
     def encoded(self, name: str, device: torch.device | str = "cpu") -> Encoded:
-        """Return a quantised weight as codes and scales."""
-        weight = self.weights[name]
+        """Return a quantised weight as codes and scales, of a stack all of it in one tensor."""
+        return self._encoded(self.weights[name], device)
+
+    def _encoded(self, weight: QuantisedWeight, device: torch.device | str) -> Encoded:
+        if weight.members:  # biases of experts
+            places = range(weight.shape[0])
+            vectors = [self._matrix_of(weight.name, place, device, {}) for place in places]
+            return plain(torch.stack([each.values().flatten() for each in vectors]))
         parts = {role: self.files.read(each, device) for role, each in weight.parts.items()}
-        return self._decoded(name, parts)
+        return _decoded(weight, parts)
 
     def encoded_share(self, name: str, share: Share, device: torch.device | str = "cpu") -> Encoded:
         """Return a rank's share of a quantised matrix; no more is read where whole blocks of its
@@ -116,7 +129,7 @@ class QuantisedCheckpoint(Checkpoint):
             role: self.files.read_part(each, wanted[role], device)
             for role, each in weight.parts.items()
         }
-        return self._decoded(name, parts)
+        return _decoded(weight, parts)
 
     def read_part(
         self,
@@ -153,11 +166,15 @@ class QuantisedCheckpoint(Checkpoint):
     ) -> Encoded:
         """Read what is wanted of one matrix of a stack."""
         weight = self.weights[name]
+        if weight.members:
+            found = [self._encoded(each, device) for each in weight.members[index]]
+            joined = joined_rows(found, alternates=weight.alternates)
+            return replace(joined, transposed=weight.transposed)
         parts = {
             role: self._of_matrix(each, index, weight.shape[0], device, wanted.get(role))
             for role, each in weight.parts.items()
         }
-        return self._decoded(name, parts)
+        return _decoded(weight, parts)
 
     def _matrix_shapes(self, weight: QuantisedWeight) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what one matrix of a stack has of the parts."""
@@ -184,13 +201,6 @@ class QuantisedCheckpoint(Checkpoint):
         inside = {dim + 1: runs for dim, runs in kept.items()}
         return self.files.read_part(name, {0: [(index, index + 1)], **inside}, device)[0]
 
-    def _decoded(self, name: str, parts: Mapping[str, torch.Tensor]) -> Encoded:
-        try:
-            return self.weights[name].decode(parts)
-        except (RuntimeError, IndexError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise OnboardError(f"{name} cannot be decoded: {reason}", hint=DAMAGED) from error
-
     def cache_scale(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return a scale of cached keys or values, [1] or [kv_heads] float32."""
         scale = self.files.read(name, device).float().flatten()
@@ -215,9 +225,15 @@ class QuantisedCheckpoint(Checkpoint):
         """
         if self.is_stored(name) or bool(values.any()):
             return
-        if self.encoded(name).has_lost_scales():
+        if any(each.has_lost_scales() for each in self._all_encoded(name)):
             scale = self.weights[name].parts["scale"]
             raise OnboardError(f"{name} is all zeros, and its codes are not: {scale}", hint=DAMAGED)
+
+    def _all_encoded(self, name: str) -> Iterator[Encoded]:
+        if self._is_apart(name):
+            yield from self.encoded_stack(name)
+        else:
+            yield self.encoded(name)
 
     def cache_scale_sizes(self) -> dict[str, int]:
         """Return how many numbers each of the `cache_scales` has."""
@@ -228,12 +244,17 @@ class QuantisedCheckpoint(Checkpoint):
         """Return the bytes that weights take whose codes there are kernels for, by name: about those
         in the files.
         """
-        stored = self.files.names()
         return {
-            name: weight.held_bytes or sum(stored[part].nbytes for part in weight.parts.values())
+            name: self._held_bytes(weight)
             for name, weight in self.weights.items()
             if has_kernels(weight.computed_as, weight.block, weight.inputs)
         }
+
+    def _held_bytes(self, weight: QuantisedWeight) -> int:
+        if weight.members:
+            return sum(self._held_bytes(each) for expert in weight.members for each in expert)
+        parts = [self.files.names()[part].nbytes for part in weight.parts.values()]
+        return weight.held_bytes or sum(parts)
 
     def spared_bytes(self) -> int:
         """Return by how many bytes those are smaller than with 16 bits an element."""
@@ -247,7 +268,11 @@ class QuantisedCheckpoint(Checkpoint):
         return self.files.read(weight.parts[role])
 
     def input_scale(self, weight: QuantisedWeight) -> float:
-        """Return the scale that a weight's layer quantises all its inputs with."""
+        """Return the scale that a weight's layer quantises all its inputs with, of a stack the largest
+        of its layers'.
+        """
+        if weight.members:
+            return max(self.input_scale(each) for expert in weight.members for each in expert)
         assert weight.input_scale is not None
         scale = float(self.files.read(weight.input_scale))
         if not 0 < scale < math.inf:
@@ -258,7 +283,8 @@ class QuantisedCheckpoint(Checkpoint):
         """Return what is to be known of a run in which the weights `encoded` stay so, and keys and
         values are cached with `scales`.
         """
-        counts = Counter((weight.kind, weight.name in encoded) for weight in self.weights.values())
+        quantised = (weight for weight in self.weights.values() if weight.kind != WHOLE)
+        counts = Counter((weight.kind, weight.name in encoded) for weight in quantised)
         ways = {True: "are computed with as they are", False: "are decoded as they are read"}
         facts = [
             f"{count} weights in {kind} ({self.method.description}) {ways[kept]}"
@@ -285,6 +311,19 @@ class QuantisedCheckpoint(Checkpoint):
         return sum(
             name.endswith(INPUT_SCALE_NAMES) for name in self.files.names() if name not in taken
         )
+
+
+def as_in_model(
+    weights: Mapping[str, QuantisedWeight], stored: Mapping[str, TensorMeta], folder: Path
+) -> dict[str, QuantisedWeight]:
+    """Return the weights as the unquantised model of a folder's config has them: experts in stacks,
+    where transformers expects stacks in checkpoints.
+    """
+    if not are_apart(weights):
+        return dict(weights)
+    from onboard.hf.expert_weights import declared_stacks  # builds transformers' model
+
+    return joined_experts(weights, stored, declared_stacks(_config(folder)))
 
 
 def quantised_checkpoint(folder: Path) -> QuantisedCheckpoint | None:
@@ -338,7 +377,7 @@ def decoded_names(
         if name not in taken and not name.endswith(_BESIDE_MODEL)
     }
     _refuse_codes(left)
-    return left | {name: _decoded(weight) for name, weight in weights.items()}
+    return left | {name: _described(weight) for name, weight in weights.items()}
 
 
 def _refuse_codes(left: Mapping[str, TensorMeta]) -> None:
@@ -367,7 +406,15 @@ def decoded_state(folder: Path) -> dict[str, torch.Tensor] | None:
     return {name: checkpoint.read(name) for name in checkpoint.names()}
 
 
-def _decoded(weight: QuantisedWeight) -> TensorMeta:
+def _decoded(weight: QuantisedWeight, parts: Mapping[str, torch.Tensor]) -> Encoded:
+    try:
+        return weight.decode(parts)
+    except (RuntimeError, IndexError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise OnboardError(f"{weight.name} cannot be decoded: {reason}", hint=DAMAGED) from error
+
+
+def _described(weight: QuantisedWeight) -> TensorMeta:
     size = math.prod(weight.shape) * torch.bfloat16.itemsize
     is_linear = len(weight.shape) == 2 and not weight.transposed
     return TensorMeta(tuple(weight.shape), torch.bfloat16, size, is_decoded=is_linear)

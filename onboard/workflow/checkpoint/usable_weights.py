@@ -33,7 +33,7 @@ def stored_tensors(source: ModelSource, method: Method | None) -> dict[str, Tens
 
 
 def _of_the_hub(source: HubSource, method: Method | None) -> dict[str, TensorMeta]:
-    from onboard.graph.weight_load.quantised_folder import decoded_names
+    from onboard.graph.weight_load.quantised_folder import as_in_model, decoded_names
     from onboard.graph.weight_load.safetensors_folder import TensorMeta, stored_dtype
     from onboard.quantised.read_method import refuse_unsaid
     from onboard.quantised.weight import Headers, NotAtHandError
@@ -52,7 +52,8 @@ def _of_the_hub(source: HubSource, method: Method | None) -> dict[str, TensorMet
         refuse_unsaid(stored)
         return stored
     try:
-        return decoded_names(stored, method.weights(Headers(stored)) or {})
+        weights = as_in_model(method.weights(Headers(stored)) or {}, stored, source.files())
+        return decoded_names(stored, weights)
     except NotAtHandError:
         return {}
 
