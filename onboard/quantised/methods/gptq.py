@@ -44,6 +44,7 @@ _GPTQ_KEYS = {
     "module_name_preceding_first_block",
     "block_name_to_quantize",
     "modules_in_block_to_quantize",
+    "modules_to_not_convert",
     "pad_token_id",
     "cache_block_outputs",
     "backend",

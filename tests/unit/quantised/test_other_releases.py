@@ -81,6 +81,7 @@ def require_same(folder: Path, variant: str, prefix: tuple[str, str] = ("", ""))
         ("ct_fp8_dynamic", {"quantization_status": "frozen", "global_compression_ratio": 1.5}),
         ("gptq", {"v2": False, "offload_to_disk": True, "vram_strategy": "exclusive"}),
         ("gptq", {"meta": {"quantizer": ["gptqmodel:5.0"]}, "pack_dtype": "int32"}),
+        ("gptq", {"modules_to_not_convert": ["lm_head", "model.layers.1.mlp"]}),
         ("awq", {"version": "GEMM", "checkpoint_format": "gemm"}),
         (
             "auto_round_gptq",
