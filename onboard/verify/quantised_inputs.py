@@ -27,6 +27,7 @@ from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.attention.stored import as_cached
 from onboard.ops.integers.int8_linear import quantise_int8_rows
 from onboard.ops.linear.fp8_linear import dequantised, quantise_rows
+from onboard.quantised.layouts.apart_experts import WHOLE
 from onboard.quantised.weight import QuantisedWeight
 
 _ROUNDED = "onboard_float8_cache"
@@ -101,7 +102,9 @@ def _quantise_experts(model: nn.Module, context: TransformContext) -> int:
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return 0
     rename, found = module_renaming(model), 0
-    weights = {rename(name): weight for name, weight in checkpoint.weights.items()}
+    weights = {
+        rename(name): weight for name, weight in checkpoint.weights.items() if weight.kind != WHOLE
+    }
     for path, module in model.named_modules():
         mine = {name: each for name, each in weights.items() if name.startswith(f"{path}.")}
         hows = {(how_inputs_are_quantised(each), each.activations.dtype) for each in mine.values()}
@@ -118,6 +121,8 @@ def _quantise_experts(model: nn.Module, context: TransformContext) -> int:
     return found
 
 
+_PRODUCTS = (F.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+"""What transformers multiplies with an expert's weight by: the last three where inputs come first."""
 _Scales = Mapping[str, torch.Tensor]
 """Of a module's stacks by name: a scale [1] for the inputs of each expert, [experts, 1]."""
 
@@ -138,6 +143,9 @@ def _scales(
     for name, stack in _stacks(module).items():
         experts, rows, inputs = stack.shape
         scales = torch.zeros(experts, 1)
+        if (whole := weights.get(f"{path}.{name}")) is not None:
+            found[name] = scales + checkpoint.input_scale(whole)
+            continue
         for part, weight in weights.items():
             outputs, columns = weight.shape
             if columns == inputs and rows % outputs == 0:
@@ -172,7 +180,7 @@ class _QuantisedInputs(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call the function, with another input where it is such a product."""
-        if func is F.linear and (name := self.names.get(_place(args[1]))) is not None:
+        if func in _PRODUCTS and (name := self.names.get(_place(args[1]))) is not None:
             args = (self._quantised(name, args[0], args[1]), *args[1:])
         return func(*args, **(kwargs or {}))
 

@@ -8,16 +8,28 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
+from onboard import LLM
 from onboard.errors import OnboardError
-from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.experts.quantised_mixtures import EXPERT_KEYS
+from onboard.graph.weight_load.quantised_folder import (
+    QuantisedCheckpoint,
+    decoded_state,
+    open_checkpoint,
+)
+from onboard.hf.hf_model import load_reference
+from onboard.verify.quantised_inputs import quantise_inputs
 from onboard.workflow.checkpoint.parameter_count import build_on_meta
 from onboard.workflow.checkpoint.usable_weights import check_fit
+from tests.support.checkpoints import save_tokenizer
 from tests.support.quantised_drawing import Layer, eight_bits, packed
 
 EXPERTS, HIDDEN, INNER = 3, 64, 32
@@ -207,6 +219,34 @@ def test_experts_that_are_no_stack(
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(OnboardError, match=message):
         open_checkpoint(folder).names()
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_codes_and_inputs_in_eight_bits(static: bool, tmp_path: Path) -> None:
+    """Beside transformers' model whose experts quantise their inputs alike."""
+    layers = {name: by_tensor(each) for name, each in drawn(random.Random(5), eight_bits).items()}
+    inputs = {"num_bits": 8, "type": "float", "dynamic": not static}
+    inputs["strategy"] = "tensor" if static else "token"
+    for layer in layers.values():
+        layer.said["config_groups"]["group_0"]["input_activations"] = inputs
+        layer.tensors.update({"input_scale": torch.tensor([0.02])} if static else {})
+    folder = gpt_oss(tmp_path, layers)
+    save_tokenizer(folder)
+    ids = [1, 17, 5, 42, 9, 33, 28, 60, 11, 3]
+    transforms = {key: {"backend": "torch"} for key in EXPERT_KEYS}
+    llm = LLM(str(folder), device="cpu", dtype="float32", config={"transforms": transforms})
+    found, history = llm.logits(ids), llm.engine.history
+    assert sum(entry.num_matches for entry in history if entry.key in EXPERT_KEYS) == 1
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    config: Any = AutoConfig.from_pretrained(folder)
+    reference = load_reference(config, folder, state=decoded_state(folder), **options)
+    exact = reference(torch.tensor([ids])).logits[0]
+    run = SimpleNamespace(factory=SimpleNamespace(checkpoint=folder), history=history)
+    assert quantise_inputs(reference, cast(TransformContext, run))
+    with torch.no_grad():
+        alike = reference(torch.tensor([ids])).logits[0]
+    assert (found - alike).norm() < 1e-5 * alike.norm()
+    assert (found - exact).norm() > 1e-4 * exact.norm()
 
 
 def by_tensor(layer: Layer) -> Layer:
