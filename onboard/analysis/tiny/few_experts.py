@@ -21,7 +21,7 @@ _RULES: list[tuple[str, Callable[[int], int]]] = [
     (r"(n|num)_(expert_)?groups?", lambda value: min(value, 4)),
     (r"topk_group|num_limited_groups", lambda value: min(value, 2)),
     (r"zero_expert_num", lambda value: min(value, 4)),
-    (r"\w*(expert|shared|moe)\w*_(intermediate|ffn_hidden)_size", lambda value: WIDTH),
+    (r"\w*(expert|shared|moe)\w*_(intermediate|ffn_hidden)_size", lambda value: min(value, WIDTH)),
 ]
 """A config field's whole name -> its value in small; the first rule that fits counts."""
 

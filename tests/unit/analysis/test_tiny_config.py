@@ -12,6 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 from onboard.analysis.behaviour.layer_numbers import named_layers
 from onboard.analysis.behaviour.thresholds import build_roomy
 from onboard.analysis.source import module_source
+from onboard.analysis.tiny.few_experts import WIDTH
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_config import arguments_of, tiny_config
 from onboard.analysis.tiny.tiny_mixers import shrink_mixers
@@ -204,6 +205,12 @@ def test_limits_are_where_random_activations_reach_them() -> None:
     assert _tiny("gpt_oss").swiglu_limit == REACHED
     assert _tiny("gemma3_text").attn_logit_softcapping is None
     assert _tiny("olmo", clip_qkv=8.0).clip_qkv == REACHED
+
+
+def test_experts_that_all_tokens_share_are_none_in_small_where_there_are_none() -> None:
+    for size, small in ((0, 0), (24, 24), (640, WIDTH)):
+        config = _tiny("qwen2_moe", shared_expert_intermediate_size=size)
+        assert config.shared_expert_intermediate_size == small
 
 
 def test_a_list_that_has_as_many_entries_as_there_are_layers_by_chance_is_kept_whole() -> None:
