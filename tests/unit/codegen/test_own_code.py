@@ -127,6 +127,10 @@ class Toy(nn.Module):
         ("... (j d) -> ... j d", {"j": 2}, "x.view(2, 5, 2, 6)"),
         ("b s d -> b (s d)", {}, "x.flatten(1)"),
         ("b s d -> b s 1 d", {}, "x.unsqueeze(2)"),
+        ("(t b) ... -> t b ...", {"t": 2}, "x.view(2, 1, 5, 12)"),
+        ("b ... (j d) -> b ... j d", {"j": 2}, "x.view(2, 5, 2, 6)"),
+        ("b s ... -> (b s) ...", {}, "x.flatten(0, 1)"),
+        ("b ... -> b 1 ...", {}, "x.unsqueeze(1)"),
     ],
 )
 def test_named_axes_become_methods(

@@ -30,15 +30,9 @@ class Pattern:
     right: list[list[str]]
 
     @property
-    def offset(self) -> int | None:
-        """What to add to the number of a dimension; None: `...` stands where it cannot be told."""
-        has = [
-            _REST in [axis for group in side for axis in group] for side in (self.left, self.right)
-        ]
-        if not any(has):
-            return 0
-        ahead = self.left[:1] == self.right[:1] == [[_REST]]
-        return None if not (all(has) and ahead) else -1
+    def has_rest(self) -> bool:
+        """Whether `...` stands for axes without names."""
+        return any(_REST in group for side in (self.left, self.right) for group in side)
 
 
 def parsed(text: str) -> Pattern:
@@ -116,7 +110,7 @@ def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fra
     for place, group in enumerate(pattern.right):
         before = pattern.left[place : place + 1]
         match group:
-            case [new] if new in sizes and before == [["1"]] and pattern.offset == 0:
+            case [new] if new in sizes and before == [["1"]] and not pattern.has_rest:
                 if [*pattern.right[:place], ["1"], *pattern.right[place + 1 :]] == pattern.left:
                     sizes_of = [Known(-1)] * len(pattern.left)
                     every = [*sizes_of[:place], sizes[new], *sizes_of[place + 1 :]]
@@ -124,7 +118,7 @@ def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fra
             case [axis, new] if new in sizes and [axis] == pattern.left[place : place + 1][0]:
                 plain = [*pattern.right[:place], [axis], *pattern.right[place + 1 :]]
                 if plain == pattern.left:
-                    dim = Known(_dimension(pattern, pattern.left, place))
+                    dim = Known(_dimension(pattern.left, place))
                     return _method(tensor, "repeat_interleave", [sizes[new], dim], frame)
     if (spread := _spread(tensor, pattern, sizes, frame)) is not None:
         return spread
@@ -135,7 +129,7 @@ def _spread(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fram
     """Return `n -> d n`: the tensor along new axes; None for another pattern."""
     new = [group for group in pattern.right if group not in pattern.left]
     kept = [group for group in pattern.right if group in pattern.left]
-    if pattern.offset != 0 or kept != pattern.left or not all(group[0] in sizes for group in new):
+    if pattern.has_rest or kept != pattern.left or not all(group[0] in sizes for group in new):
         return None
     value: Value = tensor
     for place, group in enumerate(pattern.right):
@@ -144,11 +138,12 @@ def _spread(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fram
     return _method(value, "expand", every, frame)
 
 
-def _dimension(pattern: Pattern, groups: list[list[str]], place: int) -> int:
+def _dimension(groups: list[list[str]], place: int) -> int:
     """Return the number of a group's dimension, counted from the end behind `...`."""
-    if pattern.offset is None:
-        raise Untranslatable("an einops pattern with ... elsewhere than in front")
-    return place if pattern.offset == 0 else place - len(groups)
+    rest = next((at for at, group in enumerate(groups) if _REST in group), len(groups))
+    if place == rest or groups[rest : rest + 1] not in ([], [[_REST]]):
+        raise Untranslatable("an einops pattern with ... beside other axes of a dimension")
+    return place if place < rest else place - len(groups)
 
 
 def _apart(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:
@@ -156,10 +151,10 @@ def _apart(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame
     groups = [list(group) for group in pattern.left]
     for place in reversed(range(len(groups))):
         group = groups[place]
-        dim = Known(_dimension(pattern, groups, place))
         if group == ["1"]:
-            value = _method(value, "squeeze", [dim], frame)
+            value = _method(value, "squeeze", [Known(_dimension(groups, place))], frame)
         elif len(group) > 1:
+            dim = Known(_dimension(groups, place))
             parts = tuple(sizes.get(axis, Known(-1)) for axis in group)
             value = _method(value, "unflatten", [dim, Items(parts)], frame)
         groups[place : place + 1] = [[axis] for axis in group if axis != "1"]
@@ -186,10 +181,10 @@ def _together(value: Value, pattern: Pattern, frame: Frame) -> Value:
     for group in pattern.right:
         place = len(done)
         if group == ["1"]:
-            value = _new_dimension(value, pattern, [*done, group, *[[a] for a in left]], frame)
+            value = _new_dimension(value, [*done, group, *[[a] for a in left]], frame)
         elif len(group) > 1:
             groups = [*done, *[[axis] for axis in left]]
-            first = _dimension(pattern, groups, place)
+            first = _dimension(groups, place)
             bounds = [Known(first), Known(first + len(group) - 1)]
             value = _method(value, "flatten", bounds, frame)
         left = left[0 if group == ["1"] else len(group) :]
@@ -198,7 +193,7 @@ def _together(value: Value, pattern: Pattern, frame: Frame) -> Value:
     return Code(value.code()) if ahead else value  # the batch is where the 1 is
 
 
-def _new_dimension(value: Value, pattern: Pattern, groups: list[list[str]], frame: Frame) -> Value:
+def _new_dimension(value: Value, groups: list[list[str]], frame: Frame) -> Value:
     """Return it with a dimension of size one; rows of a table have the batch in front."""
     place = groups.index(["1"])
     while [*groups[place + 1 :]].count(["1"]):
@@ -210,7 +205,7 @@ def _new_dimension(value: Value, pattern: Pattern, groups: list[list[str]], fram
         if place == 0:  # the batch is where the first 1 is, and this one is behind it
             return Code(call(attribute(value.expr, "unsqueeze"), ast.Constant(1)))
         return _method(value, "unsqueeze", [Known(place)], frame)
-    return _method(value, "unsqueeze", [Known(_dimension(pattern, groups, place))], frame)
+    return _method(value, "unsqueeze", [Known(_dimension(groups, place))], frame)
 
 
 def _method(value: Value, attr: str, positional: list[Any], frame: Frame) -> Value:
