@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
+from onboard.analysis import conditional_names
 from onboard.analysis.behaviour.position_fields import USUAL, position_field
 from onboard.analysis.repository_classes import bring_up_to_date, failed_first_values
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, survey_code
@@ -176,6 +177,15 @@ def _failure(reference: str, what: str, error: Exception) -> OnboardError:
     )
 
 
+def bind_absent(model_type: str) -> bool:
+    """Bind what a model type's code has only where packages are installed; it is told for the
+    report. Whether there was any.
+    """
+    facts = conditional_names.bind_absent()
+    _INSTALLED[model_type] += [fact for fact in facts if fact not in _INSTALLED[model_type]]
+    return bool(facts)
+
+
 def give_masks(model_class: Any) -> None:
     """Give the models of a class a mask wherever they get none; it is told for the report."""
     given_inputs.give_masks(model_class)
@@ -222,27 +232,6 @@ def note_outputs(model_class: Any) -> None:
     facts = _INSTALLED[model_class.config_class.model_type]
     said = [*given_by(model_class).said(model_class.__name__), *failed_first_values()]
     facts += [fact for fact in said if fact not in facts]
-
-
-def only_if(name: str | None) -> tuple[str, str] | None:
-    """Return the test under which alone the repository's files bind a name, and `file.py:12` of it;
-    None: there is none.
-    """
-    files = [module for key, module in sys.modules.items() if key.startswith(f"{PACKAGE}.")]
-    for file in [str(module.__file__) for module in files if getattr(module, "__file__", None)]:
-        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.If) and name in _bound(node.body):
-                return ast.unparse(node.test), f"{Path(file).name}:{node.lineno}"
-    return None
-
-
-def _bound(body: list[ast.stmt]) -> set[str]:
-    nodes = [node for statement in body for node in ast.walk(statement)]
-    stored = {
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    return stored | {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def make_package(folder: Path) -> None:

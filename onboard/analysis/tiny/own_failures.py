@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from onboard.analysis import repository
+from onboard.analysis.conditional_names import only_if
 from onboard.analysis.tiny.tiny_config import one_line
 from onboard.errors import OnboardError
 
@@ -23,7 +24,7 @@ def refuse_own_code(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Nev
     error = _raised(model, {**inputs, "attention_mask": torch.ones_like(tokens)})
     if isinstance(error, OnboardError):
         raise error
-    if isinstance(error, NameError) and (found := repository.only_if(error.name)) is not None:
+    if isinstance(error, NameError) and (found := only_if(error.name)) is not None:
         test, place = found
         raise OnboardError(
             f"the model's own code needs {error.name}, which it has only if {test}, at {place}",

@@ -55,6 +55,8 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
         return longer
     if (kept := _with_kept_sizes(config, model, seed)) is not None:
         return kept
+    if repository.bind_absent(config.model_type):
+        return build_tiny(config, seed)
     refuse_own_code(model, from_zero(prompt(0, seed=3, tokens=vocabulary(model))))
     return model
 

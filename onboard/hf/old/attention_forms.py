@@ -96,6 +96,14 @@ def flash_attn_varlen_func(
     """Return attention within texts that lie one after the other, [tokens, heads, size]; the ends
     of each are in `cu_seqlens` [texts + 1].
     """
+    texts = cu_seqlens_q.shape[0] - 1
+    if q.shape[0] == texts * max_seqlen_q and k.shape[0] == texts * max_seqlen_k:  # of one length
+        query = q.view(texts, max_seqlen_q, *q.shape[1:])
+        key, value = (item.view(texts, max_seqlen_k, *item.shape[1:]) for item in (k, v))
+        whole = flash_attn_func(
+            query, key, value, 0.0, softmax_scale, causal, window_size, **kwargs
+        )
+        return whole.flatten(0, 1)
     ends = zip(
         *(
             each.tolist()
@@ -104,11 +112,11 @@ def flash_attn_varlen_func(
         strict=False,
     )
     settings = (0.0, softmax_scale, causal, window_size)
-    texts = [
+    parts = [
         flash_attn_func(q[None, a:b], k[None, c:d], v[None, c:d], *settings, **kwargs)
         for a, b, c, d in ends
     ]
-    return torch.cat(texts, dim=1)[0]
+    return torch.cat(parts, dim=1)[0]
 
 
 def unpad_input(

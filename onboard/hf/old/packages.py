@@ -84,6 +84,11 @@ def is_missing(package: str) -> bool:
     )
 
 
+def has_forms(package: str) -> bool:
+    """Whether a package is not installed, and something of it has a form here."""
+    return is_missing(package) and any(name.split(".")[0] == package for name in FORMS)
+
+
 def missing(packages: Iterable[str]) -> list[str]:
     """Return those of the packages that are neither installed nor stood in for, sorted."""
     wanted = {name for name in packages if name not in _FINDER.packages}

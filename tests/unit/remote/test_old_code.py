@@ -34,7 +34,7 @@ from transformers.utils import ModelOutput
 
 from onboard.analysis import repository, repository_classes
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
-from onboard.analysis.repository import make_package, only_if
+from onboard.analysis.repository import make_package
 from onboard.analysis.repository_classes import (
     bring_up_to_date,
 )
@@ -711,20 +711,6 @@ def test_what_a_constructor_ties_itself_is_known(monkeypatch: pytest.MonkeyPatch
     own: Any = module
     facts = bring_up_to_date(name, own.OldConfig, own.OldLM, {"model_type": "old", "n_deep": 3})
     assert own.OldLM._tied_weights_keys == {"head.weight": "inner.words.weight"}, facts
-
-
-def test_it_is_said_under_which_test_alone_code_has_a_name(tmp_path: Path) -> None:
-    lines = "if has_kernels():\n    from kernels import fast as quick\n    WIDE = True\nOTHER = 1\n"
-    (tmp_path / "modeling_x.py").write_text(f"has_kernels = bool\n{lines}")
-    make_package(tmp_path)
-    try:
-        importlib.import_module(f"{PACKAGE}.modeling_x")
-        where = ("has_kernels()", "modeling_x.py:2")
-        assert [only_if(name) for name in ("quick", "WIDE")] == [where] * 2
-        assert [only_if(name) for name in ("OTHER", "unheard")] == [None] * 2
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
-            del sys.modules[name]
 
 
 def test_code_that_is_imported_anew_is_read_with_its_new_classes(tmp_path: Path) -> None:

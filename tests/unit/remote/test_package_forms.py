@@ -100,6 +100,16 @@ def test_texts_one_after_the_other_see_themselves_alone(draw: Any) -> None:
         _near(out[a:b], whole[0])
 
 
+def test_texts_of_one_length_are_a_batch(draw: Any) -> None:
+    q, k, v = draw(6, 4, 4), draw(10, 2, 4), draw(10, 2, 4)
+    ends = (torch.tensor([0, 3, 6]), torch.tensor([0, 5, 10]))
+    out = attention.flash_attn_varlen_func(q, k, v, *ends, 3, 5, softmax_scale=0.7, causal=True)
+    for text in range(2):
+        rows, seen = slice(3 * text, 3 * text + 3), slice(5 * text, 5 * text + 5)
+        own = (q[None, rows], k[None, seen], v[None, seen])
+        _near(out[rows], _attention(*own, 0.7, lambda i, j: j <= i + 2)[0])
+
+
 def test_padding_goes_and_comes_back(draw: Any) -> None:
     states, mask = draw(2, 4, 3), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     tokens, places, ends, longest = attention.unpad_input(states, mask)
