@@ -9,6 +9,7 @@ from onboard.codegen.translate.mechanisms.attention.canonical import CanonicalOp
 from onboard.codegen.translate.mechanisms.attention.causal import CausalMasks
 from onboard.codegen.translate.mechanisms.attention.chosen import ChosenKeys
 from onboard.codegen.translate.mechanisms.attention.compressed import CompressedKeys
+from onboard.codegen.translate.mechanisms.attention.flash_calls import FlashCalls
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
 from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
@@ -71,6 +72,7 @@ MECHANISMS = Mechanisms(
         CutMasks(),
         WrittenAttention(),
         CausalSdpa(),
+        FlashCalls(),
         RepeatedHeads(),
         Windows(),
         Slopes(),

@@ -38,7 +38,7 @@ def scan(function: Any, form: CallForm, args: Args) -> Value:
     Raises:
         Untranslatable: the call asks for something that the canonical op does not have.
     """
-    return _written(function, form, _bound(function, args))
+    return _written(function, form, bound(function, args))
 
 
 def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
@@ -51,7 +51,7 @@ def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
     if not isinstance(own, Config):
         raise Untranslatable(f"a {cls.__name__} of a module that does not keep its config")
     setting = Code(attribute(own.expr, found.eps), static=True)
-    values = _bound(cls.forward, Args([NONE, *args.positional], args.keywords, args.stars))
+    values = bound(cls.forward, Args([NONE, *args.positional], args.keywords, args.stars))
     del values["self"]
     return _written(cls, form, {**values, SETTING: setting})
 
@@ -65,7 +65,8 @@ def _written(function: Any, form: CallForm, values: dict[str, Value]) -> Value:
     return Items((out, NONE)) if form.with_state else out
 
 
-def _bound(function: Any, args: Args) -> dict[str, Value]:
+def bound(function: Any, args: Args) -> dict[str, Value]:
+    """Return the arguments of a call by the function's parameters, with its defaults."""
     signature = inspect.signature(function)
     if args.stars:
         raise Untranslatable(f"a call of {function.__name__} with *args")

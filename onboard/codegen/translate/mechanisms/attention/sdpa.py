@@ -39,7 +39,7 @@ class CausalSdpa(Mechanism):
             return None
         given = dict(zip(_PARAMETERS, args.positional, strict=False)) | args.keywords
         mask = given.get("attn_mask", NONE)
-        if mask.equals(NONE) and _is_of_several(given.get("is_causal", NONE), frame):
+        if mask.equals(NONE) and is_of_several(given.get("is_causal", NONE), frame):
             keywords = {key: item for key, item in given.items() if key not in _PARAMETERS[:3]}
             return plain_call(
                 expr,
@@ -58,7 +58,7 @@ class CausalSdpa(Mechanism):
         return _attention(given, mask.expr if isinstance(mask, KeyBias) else None)
 
 
-def _is_of_several(causal: Value, frame: Frame) -> bool:
+def is_of_several(causal: Value, frame: Frame) -> bool:
     """Whether attention is said to be causal where a text has several tokens: `x.shape[1] > 1`. The
     last token of one sees all of it, too.
     """

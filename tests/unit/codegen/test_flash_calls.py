@@ -1,0 +1,71 @@
+"""Calls of flash_attn's function become the canonical op, which gives what that gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import onboard.ops  # noqa: F401  # registers the canonical ops
+from onboard.hf.old.attention_forms import flash_attn_func
+from onboard.verify.error import rmse_ratio
+
+Translate = Callable[..., tuple[Any, str, str]]
+TOY = """
+from onboard.hf.old.attention_forms import flash_attn_func
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wide = -1
+
+    def forward(self, x):
+        q, k = x, x[:, :, :2]
+        return flash_attn_func(q, k, k + 1, {arguments})
+"""
+OP = "torch_attention"
+
+
+def _translated(translate: Translate, arguments: str) -> str:
+    _, _, forward = translate(TOY.format(arguments=arguments), {}, specialised=True)
+    return forward
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "causal=True",
+        "0.0, None, True",
+        "dropout_p=0.1 if self.training else 0.0, softmax_scale=0.3, causal=True",
+        "causal=True, window_size=(3, 0), deterministic=True",
+        "causal=True, window_size=(self.wide, self.wide)",
+        "causal=True, softcap=0.5",
+        "causal=q.shape[1] > 1",
+    ],
+)
+def test_causal_attention_is_the_canonical_op(arguments: str, translate: Translate) -> None:
+    forward = _translated(translate, arguments)
+    assert OP in forward
+    generator = torch.Generator().manual_seed(seed := int.from_bytes(os.urandom(3), "big"))
+    print("seed", seed)
+    for length in (1, 9):
+        x = torch.randn(2, length, 4, 8, generator=generator)
+        names: dict[str, Any] = {"x": x, "torch": torch}
+        exec("\n".join(forward.replace("return ", "ours = ").splitlines()), names)
+        given = arguments.replace("self.training", "False").replace("self.wide", "-1")
+        expected = eval(
+            f"attend(q, k, k + 1, {given})", {"q": x, "k": x[:, :, :2], "attend": flash_attn_func}
+        )
+        assert rmse_ratio(names["ours"], expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["causal=False", "", "causal=True, alibi_slopes=x[0, 0, :, 0]", "causal=x.sum() > 0"],
+)
+def test_other_attention_stays_as_it_is_written(arguments: str, translate: Translate) -> None:
+    assert OP not in _translated(translate, arguments)
