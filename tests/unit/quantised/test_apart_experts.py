@@ -155,8 +155,8 @@ def require_stacks(folder: Path, path: str, stacks: dict[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize("kind", [packed, eight_bits])
-@pytest.mark.parametrize("seed", random.Random().sample(range(10**6), 2))
-def test_llama4_as_it_is_released(kind: Callable[..., Layer], seed: int, tmp_path: Path) -> None:
+def test_llama4_as_it_is_released(kind: Callable[..., Layer], tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
     print(f"seed {seed}")
     torch.manual_seed(seed)
     layers = drawn(random.Random(seed), kind)
