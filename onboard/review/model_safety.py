@@ -12,7 +12,7 @@ from onboard.review.checklist import Subject, contract
 from onboard.review.python_source import Outcome, Source, dotted, forbid
 
 _ALLOWED_IMPORTS = re.compile(
-    r"""(__future__|copy|math|typing|dataclasses|collections\.abc
+    r"""(__future__|copy|itertools|math|typing|dataclasses|collections\.abc
     |torch(\.nn(\.functional|\.init)?)?
     |transformers(\.(activations|modeling_rope_utils|models\.\w+\.configuration_\w+))?
     |onboard\.(modeling|ops|plain_config))$""",

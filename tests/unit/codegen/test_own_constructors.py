@@ -61,6 +61,40 @@ def test_settings_of_the_config_may_be_given_as_keywords_that_have_no_names(
     assert torch.equal(ours(x), theirs(x))
 
 
+TURNS = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        widths, layers = [], []
+        for number in range(config.depth):
+            if not isinstance(widths, list) or len(widths) >= config.different:
+                if isinstance(widths, list):
+                    widths = itertools.cycle(widths)
+                width = next(widths)
+            else:
+                width = number + 2
+                widths.append(width)
+            layers.append(nn.Linear(config.size, width, bias=False))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        return torch.cat([layer(x) for layer in self.layers], dim=-1)
+"""
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+def test_a_list_that_a_loop_makes_an_iterator_is_one_on_some_turns_only(
+    translate: Translate, depth: int
+) -> None:
+    sizes = {"size": 3, "depth": depth, "different": 2}
+    state, _, _ = translate(f"import itertools\n{TURNS}", sizes)
+    ours = _made(f"import itertools\n{_written(state)}", sizes)
+    theirs = _made(f"import itertools\n{TURNS}", sizes)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3)
+    assert torch.equal(ours(x), theirs(x))
+
+
 def test_what_a_constructor_writes_into_a_buffer_is_not_dropped(translate: Translate) -> None:
     text = SETTINGS.replace(
         "self.noise.weight.data = torch.zeros((size, size), requires_grad=True)",

@@ -82,14 +82,16 @@ def _may_have_none(value: Value) -> bool:
     return isinstance(value, Code) and value.form == _OF_MAYBE
 
 
-def is_one_of(value: Value, classes: tuple[type, ...]) -> bool | None:
+def is_one_of(value: Value, classes: tuple[type, ...], *, has_lists: bool) -> bool | None:
     """Return whether a tuple, a list or a tensor is of one of some classes; None: that shows at run
-    time.
+    time, of a list where the generated code `has_lists`, too, as a constructor has.
 
     Raises:
         Untranslatable: it may be a list, which generated code has as a tuple.
     """
     kind = sequence_of(value)
+    if kind == LIST_OR_NOT and has_lists:
+        return None
     if kind == LIST_OR_NOT:
         raise Untranslatable(f"whether {_named(value)} is a list, which it is on one way only")
     if kind == TUPLE_OR_NOT:

@@ -64,7 +64,7 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
                 return Known(among.pop())
             return plain_call(expr, args, static=True)
         case Items() | Result() | Code() if classes and _is_decided(value, classes):
-            decided = is_one_of(value, classes)
+            decided = is_one_of(value, classes, has_lists=frame.kind == "init")
             if decided is None:
                 return plain_call(expr, args)
             there = ast.Compare(value.code(), [ast.IsNot()], [ast.Constant(None)])

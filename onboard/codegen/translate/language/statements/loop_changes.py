@@ -7,7 +7,7 @@ import ast
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.sequences import sequence_of_all
+from onboard.codegen.translate.language.sequences import sequence_of, sequence_of_all
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.bindings import function_around
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
@@ -36,7 +36,12 @@ def changed(target: ast.expr, start: Env, end: Env) -> list[str]:
     """Return the variables from before a loop that mean something else after its body."""
     own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
     shared = [key for key in start.values if key in end.values and key not in own]
-    return [key for key in shared if not start.values[key].equals(end.values[key])]
+    return [key for key in shared if not _means_the_same(start.values[key], end.values[key])]
+
+
+def _means_the_same(before: Value, after: Value) -> bool:
+    """Whether a variable is what it was, and no less a list or a tuple."""
+    return before.equals(after) and sequence_of_all((before, after)) == sequence_of(before)
 
 
 def left(node: ast.For, start: Env, end: Env, frame: Frame) -> dict[str, Value]:
