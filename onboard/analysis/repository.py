@@ -15,10 +15,10 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
-from onboard.analysis import conditional_names
 from onboard.analysis.behaviour.position_fields import USUAL, position_field
 from onboard.analysis.repository_classes import bring_up_to_date, failed_first_values
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, survey_code
+from onboard.analysis.tiny import conditional_names
 from onboard.analysis.tiny.tiny_config import of_its_time, one_line
 from onboard.errors import OnboardError
 from onboard.hf import given_inputs

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from onboard.analysis import repository
-from onboard.analysis.conditional_names import only_if
+from onboard.analysis.tiny.conditional_names import only_if
 from onboard.analysis.tiny.tiny_config import one_line
 from onboard.errors import OnboardError
 

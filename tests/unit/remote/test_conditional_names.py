@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from onboard.analysis.tiny.conditional_names import bind_absent, only_if
 
-from onboard.analysis.conditional_names import bind_absent, only_if
 from onboard.analysis.repository import make_package
 from onboard.analysis.repository_source import PACKAGE
 from onboard.hf.old import attention_forms, packages

@@ -9,7 +9,6 @@ from onboard.codegen.translate.mechanisms.attention.canonical import CanonicalOp
 from onboard.codegen.translate.mechanisms.attention.causal import CausalMasks
 from onboard.codegen.translate.mechanisms.attention.chosen import ChosenKeys
 from onboard.codegen.translate.mechanisms.attention.compressed import CompressedKeys
-from onboard.codegen.translate.mechanisms.attention.flash_calls import FlashCalls
 from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
 from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
 from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
@@ -29,6 +28,8 @@ from onboard.codegen.translate.mechanisms.gpu_names import GpuNames
 from onboard.codegen.translate.mechanisms.layouts.last_tokens import LastTokens
 from onboard.codegen.translate.mechanisms.layouts.layouts import Layouts
 from onboard.codegen.translate.mechanisms.layouts.rows_by_heads import RowsByHeads
+from onboard.codegen.translate.mechanisms.library_attention.flash_calls import FlashCalls
+from onboard.codegen.translate.mechanisms.library_attention.multihead import TorchAttention
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
 from onboard.codegen.translate.mechanisms.masks.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
@@ -42,7 +43,6 @@ from onboard.codegen.translate.mechanisms.scans.written_scans import WrittenScan
 from onboard.codegen.translate.mechanisms.sliced_linears import SlicedLinears
 from onboard.codegen.translate.mechanisms.tables import CutTables
 from onboard.codegen.translate.mechanisms.templates import Templates
-from onboard.codegen.translate.mechanisms.torch_modules.multihead import TorchAttention
 from onboard.codegen.translate.mechanisms.uniform import UniformBatches
 
 MECHANISMS = Mechanisms(

@@ -1,1 +1,0 @@
-"""Modules of PyTorch that are made of attention."""
