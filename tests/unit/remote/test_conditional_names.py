@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onboard.analysis.tiny.conditional_names import bind_absent, only_if
 
 from onboard.analysis.repository import make_package
 from onboard.analysis.repository_source import PACKAGE
+from onboard.analysis.tiny.conditional_names import bind_absent, only_if
 from onboard.hf.old import attention_forms, packages
 
 TRIED = """
