@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from onboard.quantised.weight import Layout, Method
 
 _EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 """Keys with the modules that are left as they are."""
+_IN_LAYERS = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ class ConfigLayouts:
         return cls(method, tuple(str(each) for each in _names(_said(config, folder))))
 
     def layout_of(self, module: str, *, is_stack: bool = False) -> Layout | None:
-        """Return how a linear layer, or a stack of experts, lies; None: as an unquantised model's."""
+        """Return how a linear layer, or a stack of experts, lies; None: as an unquantised model's, as
+        all do that are in none of its layers.
+        """
+        if _IN_LAYERS.search(module) is None:
+            return None
         only_stacks = self.method.description.startswith("mxfp4")
         is_left = any(_is_meant(pattern, module) for pattern in self.excluded)
         return None if is_left or only_stacks > is_stack else self.method.layout_of(module)

@@ -4,7 +4,6 @@ they are random, and a config says how its checkpoint is quantised.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NoReturn
@@ -18,17 +17,15 @@ from onboard.graph.fx import arguments, nodes_of
 from onboard.graph.weight_load.experts.mixture_stacks import mixtures, router_linears
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.graph.weight_load.parameters import weight_plan
-from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
+from onboard.graph.weight_load.quantised_folder import config_of, quantised_checkpoint
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.config_layouts import ConfigLayouts
 from onboard.quantised.encode_four_bits import INT4_GROUP, MXFP4_GROUP
 from onboard.quantised.weight import NOT_QUANTISED, Activations, Layout, QuantisedWeight
-from onboard.untrusted.bounds import read_json
 
 _ops = torch.ops.onboard
 _FormOf = Callable[[str, bool, int], QuantisedWeight | None]
 """What a weight, a stack of experts or not, with a number of rows, is to be."""
-_IN_LAYERS = re.compile(r"\.\d+\.")
 
 
 def not_read(_: object) -> NoReturn:
@@ -72,16 +69,12 @@ def weights_of_config(gm: GraphModule, context: TransformContext) -> dict[str, Q
     """Return the same where weights are random, of those in layers that the config says are
     quantised: with scales of inputs as they come. Those in codes that no run encodes are a fact.
     """
-    path = context.factory.checkpoint / "config.json"
-    config = read_json(path) if path.is_file() else {}
-    layouts = ConfigLayouts.of(config if isinstance(config, dict) else {}, path.parent)
-    if layouts is None:
+    folder = context.factory.checkpoint
+    if (layouts := ConfigLayouts.of(config_of(folder), folder)) is None:
         return {}
     others: set[str] = set()
 
     def form_of(part: str, is_stack: bool, _: int) -> QuantisedWeight | None:
-        if _IN_LAYERS.search(part) is None:
-            return None
         layout = layouts.layout_of(part.removesuffix(".weight"), is_stack=is_stack)
         form = None if layout is None else _form_of_layout(layout)
         if layout is not None and form is None:
@@ -97,10 +90,10 @@ def weights_of_config(gm: GraphModule, context: TransformContext) -> dict[str, Q
 
 
 def _form_of_layout(layout: Layout) -> QuantisedWeight | None:
-    forms = (each for each in _FORMS.values() if each.kind == layout.kind)
     if layout.kind == "int4" and layout.block is not None and layout.block[0] == 1:
         return replace(_FORMS["int4"], block=layout.block)
-    return next((each for each in forms if each.block == layout.block), None)
+    forms = {(each.kind, each.block): each for each in _FORMS.values()}
+    return forms.get((layout.kind, layout.block))
 
 
 def _encoded(gm: GraphModule, form_of: _FormOf) -> dict[str, QuantisedWeight]:

@@ -323,7 +323,7 @@ def as_in_model(
         return dict(weights)
     from onboard.hf.expert_weights import declared_stacks  # builds transformers' model
 
-    return joined_experts(weights, stored, declared_stacks(_config(folder)))
+    return joined_experts(weights, stored, declared_stacks(config_of(folder)))
 
 
 def quantised_checkpoint(folder: Path) -> QuantisedCheckpoint | None:
@@ -334,7 +334,7 @@ def quantised_checkpoint(folder: Path) -> QuantisedCheckpoint | None:
     """
     if (gguf := gguf_files(folder)) is not None:
         return QuantisedCheckpoint(gguf, Gguf(gguf)) if gguf.has_blocks else None
-    method = read_method(_config(folder), folder)
+    method = read_method(config_of(folder), folder)
     return None if method is None else QuantisedCheckpoint(Checkpoint(folder), method)
 
 
@@ -345,10 +345,11 @@ def stored_checkpoint(folder: Path) -> Checkpoint:
 
 def asks_for_float8_cache(folder: Path) -> bool:
     """Tell whether a checkpoint asks for keys and values to be cached in float8_e4m3fn."""
-    return says_float8_cache(_config(folder), folder)
+    return says_float8_cache(config_of(folder), folder)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's parsed config.json; nothing where there is none."""
     path = folder / "config.json"
     config = read_json(path) if path.is_file() else {}
     return config if isinstance(config, dict) else {}

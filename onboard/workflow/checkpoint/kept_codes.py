@@ -16,7 +16,6 @@ from onboard.quantised.said import said_in_config, said_in_files
 from onboard.sources.gguf_source import GGUF_FILE
 from onboard.untrusted.bounds import read_json
 
-_IN_LAYERS = re.compile(r"\.\d+\.")
 _STACKS = re.compile(r"experts\.\w+_proj$")
 BY_CONFIG = "quantised weights are counted by what the config says, as no headers are here"
 
@@ -75,16 +74,14 @@ class _Matrix:
 
 
 def _matrices(folder: Path) -> Iterator[_Matrix]:
-    """Yield the linear layers in the layers of a config's model, and its stacks of experts; gate and
-    up are two.
-    """
+    """Yield the linear layers of a config's model, and its stacks of experts; gate and up are two."""
     from torch import nn
 
     from onboard.workflow.checkpoint.parameter_count import build_on_meta
 
     model = build_on_meta(folder)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and _IN_LAYERS.search(name):
+        if isinstance(module, nn.Linear):
             yield _Matrix(name, 1, module.out_features, module.in_features)
     for name, parameter in model.named_parameters():
         if _STACKS.search(name) and parameter.dim() == 3:

@@ -154,21 +154,23 @@ def require_stacks(folder: Path, path: str, stacks: dict[str, torch.Tensor]) -> 
     return checkpoint
 
 
-@pytest.mark.parametrize("kind", [packed, eight_bits])
-def test_llama4_as_it_is_released(kind: Callable[..., Layer], tmp_path: Path) -> None:
+def fresh(kind: Callable[..., Layer]) -> dict[str, Layer]:
+    """Layers of a seed that is printed, which torch has, too."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     torch.manual_seed(seed)
-    layers = drawn(random.Random(seed), kind)
+    return drawn(random.Random(seed), kind)
+
+
+@pytest.mark.parametrize("kind", [packed, eight_bits])
+def test_llama4_as_it_is_released(kind: Callable[..., Layer], tmp_path: Path) -> None:
+    layers = fresh(kind)
     require_stacks(llama4(tmp_path, layers), LLAMA4, expected(layers, in_turns=False))
 
 
 @pytest.mark.parametrize("kind", [packed, eight_bits])
 def test_gates_in_turns_and_biases(kind: Callable[..., Layer], tmp_path: Path) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    torch.manual_seed(seed)
-    layers = drawn(random.Random(seed), kind)
+    layers = fresh(kind)
     folder = gpt_oss(tmp_path, layers)
     checkpoint = require_stacks(folder, GPT_OSS, expected(layers, in_turns=True))
     stored = load_file(folder / "model.safetensors")
