@@ -17,9 +17,14 @@ from onboard.ops.codes.fp8_codes import (
 from onboard.ops.library import register_op
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.fp8_linear import dequantised
-from onboard.ops.linear.triton_fp8_linear import choose_fp8_tiles, in_tiles, library_product
+from onboard.ops.linear.triton_fp8_linear import (
+    choose_fp8_tiles,
+    followed,
+    has_library_product,
+    in_tiles,
+    many_codes,
+)
 from onboard.ops.linear.triton_linear import MOST_ROWS, as_rows, launch
-from onboard.ops.linear.triton_silu_mul import triton_silu_and_mul
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
 from onboard.ops.triton.launch import require_device
 
@@ -94,11 +99,8 @@ def _many(
     residual: Tensor | None, act: str,
 ) -> Tensor:  # fmt: skip
     how = "group" if x_scale.dim() == 2 else "token"
-    y = library_product(codes, x_scale, weight, scale, how, dtype)
-    if y is None:
-        values = dequantised(codes, x_scale).to(dtype)
-        y = F.linear(values, dequantised(weight, scale).to(dtype), bias)
-    elif bias is not None:
-        y = y + bias
-    y = triton_silu_and_mul(y, act) if act else y
-    return y if residual is None else y + residual
+    if has_library_product(weight, scale, how):
+        return many_codes(codes, x_scale, weight, bias, scale, how, dtype, residual, act)
+    values = dequantised(codes, x_scale).to(dtype)
+    y = F.linear(values, dequantised(weight, scale).to(dtype), bias)
+    return followed(y, residual, act)

@@ -18,6 +18,7 @@ from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.triton_fp8_linear import choose_fp8_tiles
 from onboard.ops.linear.triton_linear import MOST_ROWS, Tiles, as_rows, compose, counters, launch
+from onboard.ops.linear.triton_many_tokens import tiled_product
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
 from onboard.ops.triton.launch import (
     dot_type,
@@ -135,10 +136,13 @@ def _of_integers(
 ) -> Tensor:  # fmt: skip
     """The product of inputs as integers: the library's for many tokens where it has one."""
     codes, x_scale = quantise(x, how, given, norm, eps, dtype=torch.int8)
+    rows = scale[:, 0].float()
     if len(x) > MOST_ROWS and has_integer_product(weight, len(x)):
+        tiled = tiled_product(codes, weight, bias, residual, act, x_scale, rows, x.dtype)
+        if tiled is not None:
+            return tiled
         sums = torch._int_mm(codes, weight.t())
         return scale_sums(sums, x_scale, scale, bias, residual, act, x.dtype)
-    rows = scale[:, 0].float()
     few = min(len(x), MOST_ROWS)
     tiles = choose_fp8_tiles(few, len(weight), x.shape[1], False, x.device)
     return launch(codes, weight, bias, residual, None, eps, act, tiles, rows, x_scale, x.dtype)

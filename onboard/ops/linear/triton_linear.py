@@ -14,6 +14,7 @@ from onboard.ops.library import register_op
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.fused import fake_fused_linear
 from onboard.ops.linear.linear_kernels import matrix_kernel, vector_kernel
+from onboard.ops.linear.triton_many_tokens import tiled_product
 from onboard.ops.linear.triton_silu_mul import triton_silu_and_mul
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
 from onboard.ops.triton.launch import (
@@ -25,8 +26,8 @@ from onboard.ops.triton.launch import (
 )
 
 MOST_ROWS = 64
-"""More tokens are the library's: their products are bound by arithmetic, not by the weights. Small
-weights, of which a library's tiles are too few, are not: `choose_many_tiles`.
+"""More tokens are bound by arithmetic, not by the weights: `compose`. Small weights, of which a
+library's tiles are too few, are not: `choose_many_tiles`.
 """
 
 WIDE = 100
@@ -217,8 +218,10 @@ def launch(
 def compose(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
 ) -> Tensor:  # fmt: skip
-    """The same from the library's product, for x [rows, columns]."""
+    """The same for many tokens, x [rows, columns]: in tiles, or around the library's product."""
     x = x if norm is None else triton_rmsnorm(x, norm, eps)
+    if (tiled := tiled_product(x, weight, bias, residual, act)) is not None:
+        return tiled
     if residual is not None and bias is None and not act:
         return torch.addmm(residual, x, weight.t())
     y = F.linear(x, weight, bias)

@@ -26,6 +26,7 @@ from onboard.ops.integers import triton_int8_linear as int8_linear
 from onboard.ops.latent_attention import triton_cached_mla as cached_mla
 from onboard.ops.linear import triton_fp8_linear as fp8_linear
 from onboard.ops.linear import triton_linear as linear
+from onboard.ops.linear import triton_many_tokens as many_tokens
 from onboard.ops.lora import triton_lora_few_tokens
 from onboard.ops.norm import triton_rmsnorm as rmsnorm
 from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
@@ -215,6 +216,32 @@ def test_linear_kernels(
     ops.triton_fused_linear(wide, torch.empty(1024, 3072).bfloat16(), x[0], x)
     assert_compiled(kernels, names)
     assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8])
+def test_kernels_of_many_tokens(
+    kernels: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size of tiles: its operands are copied by the hardware, and its sums stay in registers."""
+    x, weight = (torch.empty(4096, 256).to(dtype) for _ in range(2))
+    scales = (torch.empty(4096), torch.empty(4096)) if dtype.itemsize == 1 else (None, None)
+    out = dtype if dtype.itemsize == 2 else torch.bfloat16
+    monkeypatch.setattr(many_tokens, "processors", lambda device: 132)
+    for rows, outputs, act in (
+        (4096, 2048, "silu"),
+        (4096, 4096, ""),
+        (2048, 1024, ""),
+        (1024, 1024, ""),
+    ):
+        added = None if act else torch.empty(rows, outputs, dtype=out)
+        product = x[:rows], weight[: outputs * (2 if act else 1)], None, added, act, *scales, out
+        assert many_tokens.tiled_product(*product) is not None
+    assert_compiled(kernels, {"tile_kernel"})
+    assert len({kernel.metadata.shared for kernel in kernels}) == 4
+    for kernel in kernels:
+        assert all(each in kernel.asm["ptx"] for each in ("wgmma.mma", "cp.async.bulk.tensor"))
+        assert ".local" not in kernel.asm["ptx"]
 
 
 @pytest.mark.slow

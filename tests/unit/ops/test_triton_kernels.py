@@ -24,6 +24,7 @@ INTERPRETED = tuple(
         "kernels",
         "fused",
         "linear",
+        "many_tokens",
         "fp8",
         "codes",
         "four_bits",
