@@ -169,10 +169,13 @@ def compare(
     """
     compared = _compared(observed, reference)
     checks = [_check(what, dtype, selected) for what, selected in compared.items()]
+    choices = reference
     if reference.own is None and not all(check.is_within for check in checks):
-        checks, missing = _with_rounding(checks, observed, reference)
+        choices, missing = _in_float64(reference)
         notes = [*notes, *missing]
-    tokens = _tokens(observed, reference, checks[1].limit or 0.0)
+    if choices is not reference:
+        checks = _with_rounding(checks, compared, _compared(observed, choices))
+    tokens = _tokens(observed, choices, checks[1].limit or 0.0)
     text = _text(dtype, _select(observed, reference, "text"), reference.whose)
     checks += _known_prefix(observed, dtype)
     return Comparison(checks, tokens, text, reference.how, notes, reference.whose)
@@ -253,25 +256,28 @@ def _compared(observed: Observed, reference: Reference) -> dict[str, _Selected]:
     return found
 
 
-def _with_rounding(
-    checks: list[Check], observed: Observed, reference: Reference
-) -> tuple[list[Check], list[str]]:
-    """Return checks that say of errors beyond the limit whose rounding they are; and why not, where
-    nothing does.
+def _in_float64(reference: Reference) -> tuple[Reference, list[str]]:
+    """Return the reference in float64, which tells whose rounding errors beyond the limit are, and
+    whose choices the tokens ought to be; where it cannot be had the same one, and why not.
     """
     if reference.in_float64 is None:
-        return checks, []
+        return reference, []
     try:
-        exact = _compared(observed, replace(reference, exact=reference.in_float64()))
+        return replace(reference, exact=reference.in_float64()), []
     except OnboardError as error:
-        return checks, [f"it is not known whose rounding an error is: {error.message}"]
-    theirs = _compared(observed, reference)
+        return reference, [f"it is not known whose rounding an error is: {error.message}"]
+
+
+def _with_rounding(
+    checks: list[Check], theirs: dict[str, _Selected], exact: dict[str, _Selected]
+) -> list[Check]:
+    """Return checks that say of errors beyond the limit whose rounding they are."""
     return [
         check
         if check.is_within
         else replace(check, rounding=_rounding(theirs[check.what], exact[check.what]))
         for check in checks
-    ], []
+    ]
 
 
 def _rounding(theirs: _Selected, exact: _Selected) -> Rounding | None:

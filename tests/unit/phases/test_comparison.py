@@ -93,6 +93,24 @@ def test_beyond_the_limit_in_float32_the_reference_in_float64_decides(
     assert len(found.facts) == agrees
 
 
+@pytest.mark.parametrize("whose", ["float64's", "their float32's"])
+def test_where_the_reference_rounds_more_the_tokens_are_those_of_its_float64(
+    whose: str, generator: torch.Generator
+) -> None:
+    true = _exact(generator).double()
+    exact = true.float()
+    exact[-1] = exact[-1].roll(1)  # code that takes other experts where it rounds
+    chosen = (true if whose == "float64's" else exact)[-5:].argmax(-1).tolist()
+    passage = Passage("prompt", list(range(len(true))), tuple(chosen))
+    ours = _off(true, 1e-6, generator).float()
+    reference = Reference([exact], None, "whole", in_float64=lambda: [true])
+    found = compare(Observed([passage], [ours], [ours]), reference, torch.float32, [])
+    assert all(check.passes and not check.is_within for check in found.checks)
+    assert (found.tokens.differing, found.problem is None) == (
+        (0, True) if whose == "float64's" else (1, False)
+    )
+
+
 def test_float64_is_asked_where_it_decides_and_said_where_it_cannot_be_had(
     generator: torch.Generator,
 ) -> None:
