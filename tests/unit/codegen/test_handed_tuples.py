@@ -42,6 +42,26 @@ def two_or_one(x):
     if x.sum() > 0:
         return x + 1, x * 2
     return x * 5
+
+
+def one_with_none(x):
+    if x.sum() > 0:
+        return x + 1, x * 2
+    return x, None
+
+
+def one_with_pair(x):
+    if x.sum() > 0:
+        return x + 1, (x * 2, x)
+    return x, x * 7
+
+
+def second(pair):
+    return pair[1] if pair[1] is not None else pair[0] * 3
+
+
+def of_pair(pair):
+    return pair[1][1] if isinstance(pair[1], tuple) else pair[1] * 3
 """
 TOY = """
 
@@ -119,6 +139,89 @@ return y[1] if isinstance(y, tuple) else x * 9
     "parts of a tensor": """
 y = x.chunk(2, -1)
 return y[0] if isinstance(y, tuple) else y
+""",
+    "a part that may be None": """
+y = one_with_none(x)
+return y[-1] if y[-1] is not None else y[0] * 3
+""",
+    "a part that may be a tuple": """
+y = one_with_pair(x)
+return y[1][1] if isinstance(y[1], tuple) else y[1] * 3
+""",
+    "an argument whose part may be None": """
+return second((x, x * 2)) + second((x, None))
+""",
+    "an argument whose part is a tuple": """
+return of_pair((x, (x, x * 2)))
+""",
+    "an argument with a part that may be None": """
+y = one_with_none(x)
+return second(y)
+""",
+    "a part that is None on one branch": """
+if x.sum() > 0:
+    y = (x, x * 2)
+else:
+    y = (x * 3, None)
+return y[1] if y[1] is not None else x * 9
+""",
+    "a part that is a tuple on one branch": """
+if x.sum() > 0:
+    y = (x, (x, x * 2))
+else:
+    y = (x * 3, x)
+return y[1][1] if isinstance(y[1], tuple) else y[1] * 9
+""",
+    "an expression of two whose part may be None": """
+y = (x, x * 2) if x.sum() > 0 else (x * 5, None)
+return y[1] if y[1] is not None else y[0]
+""",
+    "what a loop leaves None": """
+y = x
+for _ in range(3):
+    z = x if y is None else y * 2
+    y = None if z.sum() > 9 else z
+return x * 7 if y is None else y
+""",
+    "unpacked with a part that may be None": """
+y = (x, None) if x.sum() > 0 else (x, x)
+a, b = y
+return a * 3 if b is None else b
+""",
+    "an item of a list whose part is None": """
+kept = []
+for index in range(2):
+    kept.append((x, None) if x.sum() > 0 else (x, x))
+y = kept[-1]
+return y[1] if y[1] is not None else x * 9
+""",
+    "an item of a list that is None": """
+kept = []
+for index in range(2):
+    kept.append(None if x.sum() > 0 else x)
+y = kept[-1]
+return y if y is not None else x * 9
+""",
+    "a part of an item of a tuple": """
+y = (x, None) if x.sum() > 0 else (x, x)
+z = (y, x)
+return z[0][1] if z[0][1] is not None else x * 9
+""",
+    "a slice whose part is None": """
+y = one_with_none(x)
+z = y[1:]
+return z[0] if z[0] is not None else x * 9
+""",
+    "parts of which one may be None": """
+for part in one_with_none(x):
+    if part is not None:
+        x = x + part
+return x
+""",
+    "a longer tuple with a None": """
+y = (x, None) if x.sum() > 0 else (x, x)
+y = y + (x,)
+return y[1] if y[1] is not None else x * 9
 """,
     "a longer tuple": """
 y = x.chunk(2, -1)

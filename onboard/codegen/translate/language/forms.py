@@ -89,7 +89,10 @@ ZEROS = "zeros"
 """Form of a tensor that was made of zeros."""
 
 TUPLE = "tuple"
-"""Form of a tuple."""
+"""Form of a tuple, whose items may be None, or tuples."""
+
+TENSORS = "tuple of tensors"
+"""Form of a tuple whose items are tensors, each of them."""
 
 LIST = "list"
 """Form of a list, which generated code may have as a tuple."""
@@ -102,3 +105,6 @@ TUPLE_OR_NOT = "tuple or not"
 
 LIST_OR_NOT = "list or not"
 """Form of what is a list on one way through the code, and none on another."""
+
+SEQUENCES = frozenset((TUPLE, TENSORS, SEVERAL_ROWS, LIST, TUPLES, TUPLE_OR_NOT, LIST_OR_NOT))
+"""Forms of what is a tuple or a list, or may be one."""

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from onboard.codegen.translate.language.forms import SEQUENCES
 from onboard.codegen.translate.language.values import Code, Items, Value
 
 
@@ -18,6 +19,16 @@ class Hole(Value):
     optional: bool = False
     like: Code | None = None
     """What the part is where its code does not say it."""
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether it may be None."""
+        return self.optional
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether nothing says otherwise."""
+        return not (self.optional or self.form in SEQUENCES)
 
     def same_as(self, other: Hole) -> bool:
         """Whether both are the same part."""

@@ -11,7 +11,9 @@ from onboard.codegen.translate.language.forms import (
     LIST,
     LIST_OR_NOT,
     MAYBE,
+    ROWS,
     SEVERAL_ROWS,
+    TENSORS,
     TUPLE,
     TUPLE_OR_NOT,
     TUPLES,
@@ -23,7 +25,8 @@ from onboard.codegen.translate.language.values import NONE, Code, Items, Value
 
 _OF_MAYBE = f"dict of {MAYBE}"
 _FORMS = (TUPLE, LIST, TUPLE_OR_NOT, LIST_OR_NOT)
-_ALSO: dict[str | None, str] = {SEVERAL_ROWS: TUPLE, TUPLES: LIST}
+_ALSO: dict[str | None, str] = {SEVERAL_ROWS: TUPLE, TENSORS: TUPLE, TUPLES: LIST}
+_OF_ONE_KIND: dict[str | None, str] = {SEVERAL_ROWS: ROWS, TUPLES: TUPLE}
 _TYPES: dict[str | None, type] = {TUPLE: tuple, LIST: list}
 
 
@@ -41,10 +44,32 @@ def sequence_of(value: Value) -> str | None:
 
 def sequence_of_all(values: Iterable[Value]) -> str | None:
     """Return the form of what is one value or another; None among them does not count."""
-    kinds = {sequence_of(value) for value in values if not value.equals(NONE)}
+    values = [value for value in values if not value.equals(NONE)]
+    kinds = {sequence_of(value) for value in values}
+    if kinds == {TUPLE} and all(map(_has_tensors_alone, values)):
+        return TENSORS
     if len(kinds) < 2:
         return kinds.pop() if kinds else None
     return TUPLE_OR_NOT if kinds <= {None, TUPLE, TUPLE_OR_NOT} else LIST_OR_NOT
+
+
+def _has_tensors_alone(value: Value) -> bool:
+    """Whether each item of a tuple is a tensor for certain."""
+    match value:
+        case (Items() as items) | Result(shape=Items() as items):
+            return items.has_tensors
+        case Code(form=form) | Hole(form=form):
+            return form in (TENSORS, SEVERAL_ROWS)
+    return False
+
+
+def item_in(expr: ast.expr, owner: Code) -> Code:
+    """Return an item of a tuple, a list or a tensor: of the former two it is anything, None or a
+    tuple, too, unless all that they have is of one kind.
+    """
+    if owner.form in _FORMS and not owner.static:
+        return Code(expr, form=TUPLE_OR_NOT, optional=True)
+    return Code(expr, owner.static, form=_OF_ONE_KIND.get(owner.form))
 
 
 def joined_lists(left: Value, right: Value) -> Code | None:

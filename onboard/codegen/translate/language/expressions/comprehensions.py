@@ -20,7 +20,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleTable,
     Repeated,
 )
-from onboard.codegen.translate.language.sequences import sequence_of
+from onboard.codegen.translate.language.sequences import item_in, sequence_of, sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -233,8 +233,8 @@ def _over(value: Value) -> tuple[ast.expr, Value]:
         return value.expr, Instance(value.made, name("item"))
     if isinstance(value, ModuleRows):
         return value.expr, value.item(name("item"))
-    pairs = isinstance(value, Code) and value.form == TUPLES
-    return value.code(), Code(name("item"), value.is_static, form=TUPLE if pairs else None)
+    whole = Code(value.code(), value.is_static, form=sequence_of_all((value,)))
+    return whole.expr, item_in(name("item"), value if isinstance(value, Code) else whole)
 
 
 def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
@@ -248,13 +248,15 @@ def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
             bind_target(target, modules, env)
         case ast.Name(id=variable), _:
             static = element is not None and element.is_static
-            form = None if element is None else sequence_of(element)
-            env.values[variable] = Code(name(variable), static, form=form)
+            form = None if element is None else sequence_of_all((element,))
+            optional = element is not None and element.may_be_none
+            env.values[variable] = Code(name(variable), static, form=form, optional=optional)
         case ast.Tuple(elts=targets), Items(items=items) if len(targets) == len(items):
             for part, item in zip(targets, items, strict=True):
                 bind_target(part, item, env)
         case ast.Tuple(elts=targets), _:
+            known = item_in(element.expr, element) if isinstance(element, Code) else None
             for part in targets:
-                bind_target(part, None, env)
+                bind_target(part, known, env)
         case _:
             raise Untranslatable(f"a loop over {ast.unparse(target)}")

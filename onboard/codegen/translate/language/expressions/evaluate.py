@@ -25,7 +25,7 @@ from onboard.codegen.translate.language.expressions.module_lists import (
     parts_of,
     slice_modules,
 )
-from onboard.codegen.translate.language.forms import LIST, TUPLE
+from onboard.codegen.translate.language.forms import LIST, TENSORS, TUPLE, TUPLE_OR_NOT
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Closure,
@@ -37,7 +37,7 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     SetApart,
 )
-from onboard.codegen.translate.language.sequences import joined_lists, sequence_of
+from onboard.codegen.translate.language.sequences import joined_lists, sequence_of, sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -193,9 +193,17 @@ def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
     base = left.code()
     if isinstance(op, ast.Pow) and isinstance(left, Known) and left.value < 0:
         base = ast.UnaryOp(ast.USub(), Known(-left.value).code())  # -2 ** x would be -(2 ** x)
-    longer = sequence_of(left) if isinstance(op, ast.Add) else None
+    longer = _added(left, right) if isinstance(op, ast.Add) else None
     static = left.is_static and right.is_static
     return Code(ast.BinOp(base, op, right.code()), static, form=longer)
+
+
+def _added(left: Value, right: Value) -> str | None:
+    """Return the form of a sum: a tuple that is longer, or a number, as what is added to it."""
+    if sequence_of(left) == TUPLE_OR_NOT and sequence_of(right) is None:
+        return None
+    both = sequence_of_all((left, right))
+    return both if both == TENSORS else sequence_of(left)
 
 
 def _unary(node: ast.UnaryOp, frame: Frame) -> Value:

@@ -16,10 +16,7 @@ from onboard.codegen.translate.language.forms import (
     MAYBE,
     POSITIONS,
     ROWS,
-    SEVERAL_ROWS,
     TRIANGLE,
-    TUPLE,
-    TUPLES,
 )
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -30,6 +27,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleTable,
     Repeated,
 )
+from onboard.codegen.translate.language.sequences import item_in, sequence_of
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, constant, same_code
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -103,12 +101,18 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             sliced = ast.Subscript(owner.expr, index.code(), ast.Load())
             return Code(sliced, transposed=True)
     expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
+    if isinstance(owner, Code) and sequence_of(owner) is not None:
+        return Code(expr, owner.static, form=owner.form) if _is_cut(index) else item_in(expr, owner)
     triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
     return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
 
 
 def _is_slice(index: Value) -> bool:
     return isinstance(index, Code) and isinstance(index.expr, ast.Slice)
+
+
+def _is_cut(index: Value) -> bool:
+    return _is_slice(index) or (isinstance(index, Known) and isinstance(index.value, slice))
 
 
 def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
@@ -127,10 +131,6 @@ def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> V
             form == ROWS and every == slice(None)
         ):
             return _of_each_row(owner, rest, node)
-        case Code(form=str() as form), Known(value=int()) if form == SEVERAL_ROWS:
-            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=ROWS)
-        case Code(form=str() as form), Known(value=int()) if form == TUPLES:
-            return Code(ast.Subscript(owner.code(), index.code(), ast.Load()), form=TUPLE)
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":

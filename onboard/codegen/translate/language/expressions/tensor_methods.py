@@ -16,8 +16,8 @@ from onboard.codegen.translate.language.forms import (
     ROWS_OF_HEADS,
     ROWS_OF_TEXT,
     TABLE,
+    TENSORS,
     TRIANGLE,
-    TUPLE,
     UPCAST,
 )
 from onboard.codegen.translate.language.object_values import Global
@@ -90,12 +90,12 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
         return owner
     if owner.transposed and (attr in _POINTWISE or (attr in _ALONG_LAST and _last_dim(args))):
         called = plain_call(attribute(owner.expr, attr), args)
-        return Code(called.expr, transposed=True, form=TUPLE if attr in _PARTS else None)
+        return Code(called.expr, transposed=True, form=TENSORS if attr in _PARTS else None)
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     called = plain_call(attribute(owner.code(), attr), args, owner.static and args.static())
     if attr in _PARTS:
-        return replace(called, form=TUPLE)
+        return replace(called, form=TENSORS)
     return replace(called, form=UPCAST) if owner.form == UPCAST and attr in _MOVES else called
 
 

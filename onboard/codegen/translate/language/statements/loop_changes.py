@@ -7,7 +7,7 @@ import ast
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.sequences import sequence_of, sequence_of_all
+from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.bindings import function_around
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
@@ -40,8 +40,10 @@ def changed(target: ast.expr, start: Env, end: Env) -> list[str]:
 
 
 def _means_the_same(before: Value, after: Value) -> bool:
-    """Whether a variable is what it was, and no less a list or a tuple."""
-    return before.equals(after) and sequence_of_all((before, after)) == sequence_of(before)
+    """Whether a variable is what it was, no less a list or a tuple, and there where it was."""
+    there = before.may_be_none or not after.may_be_none
+    same_kind = sequence_of_all((before, after)) == sequence_of_all((before,))
+    return there and same_kind and before.equals(after)
 
 
 def left(node: ast.For, start: Env, end: Env, frame: Frame) -> dict[str, Value]:
@@ -67,7 +69,8 @@ def widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
     value = frame.env.values[key]
     form = sequence_of_all((value, end))
     code = lists.listed(value) if form == LIST and isinstance(value, Items) else value.code()
-    frame.bind(key, Code(code, form=form, optional=value.may_be_none), node)
+    optional = value.may_be_none or end.may_be_none
+    frame.bind(key, Code(code, form=form, optional=optional), node)
 
 
 def taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from onboard.analysis.source import class_node
 from onboard.codegen.translate.language.expressions.items import index_code
-from onboard.codegen.translate.language.forms import MAYBE, ROWS, SEVERAL_ROWS, TUPLE
+from onboard.codegen.translate.language.forms import MAYBE, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleList,
     joined_ways,
 )
+from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import config_changes
 from onboard.codegen.translate.language.statements.assignments.kept import (
     is_set_apart,
@@ -186,11 +187,11 @@ def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> N
     frame.env.values[variable] = frame.bind_result(value, names, origin)
 
 
-def _form_of_all(shape: Value) -> str:
+def _form_of_all(shape: Value) -> str | None:
     """Return the form of a tuple, whose parts may all be rows of tables."""
     parts = shape.parts()
     rows = [isinstance(part, Hole) and part.form == ROWS for part in parts]
-    return SEVERAL_ROWS if rows and all(rows) else TUPLE
+    return SEVERAL_ROWS if rows and all(rows) else sequence_of_all([shape])
 
 
 def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.AST) -> None:

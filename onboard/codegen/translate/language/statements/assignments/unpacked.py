@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from onboard.codegen.translate.language.expressions.module_lists import modules_of_row
-from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS
+from onboard.codegen.translate.language.forms import COMPLEX
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.sequences import item_in
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import (
     Code,
@@ -108,7 +109,7 @@ def _of_code(
     transposed too.
     """
     attributes = [target for target in targets if isinstance(target, ast.Attribute)]
-    form = ROWS if value.form == SEVERAL_ROWS else None
+    known = replace(item_in(value.expr, value), transposed=value.transposed)
     names = [
         name(f"{item.attr}_value", True) if item in attributes else _stored(item)
         for item in targets
@@ -116,9 +117,7 @@ def _of_code(
     frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
     for target, part in zip(targets, names, strict=True):
         inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
-        frame.env.values.update(
-            {item: Code(name(item), value.static, value.transposed, form=form) for item in inner}
-        )
+        frame.env.values.update({item: replace(known, expr=name(item)) for item in inner})
         if not isinstance(part, ast.Name):
             continue
         if target in attributes:
