@@ -23,6 +23,7 @@ from onboard.errors import OnboardError
 from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
 from onboard.hf.json_floats import json_floats
 from onboard.hf.old import flash_by_name, own_configs, rotary_forms
+from onboard.hf.old.config_arguments import take_by_position
 from onboard.hf.old.given_logits import giving_logits
 from onboard.hf.old.gone import GoneModule
 from onboard.hf.parameters_on import without_memory
@@ -125,6 +126,7 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
     add_old_defaults(config_class)
     own_configs.read_moved_fields(config_class)
     own_configs.keep_own_steps(config_class)
+    take_by_position(config_class)
     if config_class.model_type != config["model_type"]:
         own = f"{config_class.__name__}.model_type is {config_class.model_type!r}"
         yield f"{own}; the model type is {config['model_type']!r}"

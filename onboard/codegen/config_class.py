@@ -20,6 +20,7 @@ from onboard.codegen.config_constructors import (
 from onboard.codegen.config_helpers import body_with, written_out
 from onboard.codegen.config_parts import OF_ATTENTION, is_part, parts_made, unread_fields
 from onboard.errors import OnboardError
+from onboard.hf.old.config_arguments import ByPosition, given_by_position, is_of_base
 from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
 from onboard.plain_config import OldFields
 
@@ -122,7 +123,9 @@ def base_of_transformers(config_class: type[PretrainedConfig]) -> type[Pretraine
 
 
 def _base(config_class: type[PretrainedConfig]) -> type[PretrainedConfig]:
-    bases = [base for base in config_class.__bases__ if base is not OldFields]
+    bases = [
+        base for base in config_class.__bases__ if not issubclass(base, OldFields | ByPosition)
+    ]
     if len(bases) != 1 or not issubclass(bases[0], PretrainedConfig):
         raise _refusal(config_class, "it has other bases than one config class")
     return bases[0]
@@ -306,7 +309,12 @@ class _Writer:
         messages leave nothing.
         """
         text = ast.unparse(called.func)
-        if text.startswith("super(") and text.endswith(").__init__"):
+        if is_of_base(called):
+            names = given_by_position(called, self.config_class)
+            named = [
+                ast.keyword(name, value) for name, value in zip(names, called.args, strict=False)
+            ]
+            called.args, called.keywords = called.args[len(named) :], [*named, *called.keywords]
             self._check(*called.args, *(item.value for item in called.keywords))
             called.func = ast.parse("super().__init__", mode="eval").body
             return [*self._given_up(called), node]

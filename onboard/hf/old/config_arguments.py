@@ -1,0 +1,63 @@
+"""Arguments that constructors of config classes of transformers 4 took by position: keywords today."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any, ClassVar
+
+from transformers import PretrainedConfig
+
+from onboard.hf.old.own_configs import is_of_transformers
+from onboard.hf.parsed_code import parsed_code
+
+_WERE_TWO = {"rope_parameters": ("rope_theta", "rope_scaling")}
+
+
+class ByPosition:
+    """A base, before transformers', whose constructor takes arguments by position."""
+
+    names: ClassVar[list[str]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(**dict(zip(self.names, args, strict=True)), **kwargs)
+
+
+def _in_old_order(base: Any) -> list[str]:
+    """Return the arguments of transformers' class `base` in the order that they had: that of its
+    own fields today.
+    """
+    fields = [item.name for item in dataclasses.fields(base) if item.kw_only and item.init]
+    return [old for name in fields for old in _WERE_TWO.get(name, (name,))]
+
+
+def given_by_position(call: ast.Call, config_class: Any) -> list[str]:
+    """Return the names of the arguments that a repository's constructor gives that of its base by
+    position: variables that are called as the arguments are, in their order; none: it gives none,
+    or others.
+    """
+    base = next(cls for cls in config_class.__mro__[1:] if issubclass(cls, PretrainedConfig))
+    names = [item.id for item in call.args if isinstance(item, ast.Name)]
+    known = _in_old_order(base) if is_of_transformers(base) else []
+    return names if len(names) == len(call.args) and names == known[: len(names)] else []
+
+
+def take_by_position(config_class: Any) -> None:
+    """Have the constructor of a repository's config class find a base that takes such arguments."""
+    made = vars(config_class).get("__init__")
+    nodes = [] if made is None else [*ast.walk(parsed_code(made))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and is_of_base(node)]
+    names = given_by_position(calls[0], config_class) if len(calls) == 1 else []
+    if not names:
+        return
+
+    taking = type("Taking", (ByPosition,), {"names": names})
+    config_class.__bases__ = (taking, *config_class.__bases__)
+
+
+def is_of_base(call: ast.Call) -> bool:
+    """Whether code calls the constructor of the base."""
+    match call.func:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"):
+            return True
+    return False
