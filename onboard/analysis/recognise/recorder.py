@@ -221,7 +221,8 @@ def _attention_recorded(model: nn.Module, recording: Recording, known_as: str) -
         told = attention_mask is None and keywords.get("is_causal") is True
         causal = chunk is not None or told or _is_causal(attention_mask, query.shape[2], window)
         bias = keywords.get("position_bias")
-        if not causal and bias is None and _hides_later_keys(attention_mask):
+        left_out = window is not None and _is_causal(attention_mask, query.shape[2], None)
+        if not (causal or left_out) and bias is None and _hides_later_keys(attention_mask):
             causal, bias = True, attention_mask
         recording.attention.append(
             AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1])

@@ -41,6 +41,7 @@ _SIZES = {
     "max_position_embeddings": MAX_POSITIONS,
     "original_max_position_embeddings": ORIGINAL_POSITIONS,
     "sliding_window": WINDOW,
+    "sliding_window_size": WINDOW,
     "local_attention_window_len": WINDOW,
     "encoder_hash_byte_group_vocab": VOCABULARY,
     "attention_chunk_size": CHUNK,

@@ -73,6 +73,16 @@ def test_what_attention_gets_is_seen() -> None:
     assert (recording.attention[0].heads, recording.attention[0].kv_heads) == (4, 2)
 
 
+def test_a_window_that_the_mask_does_not_have_is_seen() -> None:
+    model = build_tiny(load_config(config_dict("qwen2")))
+    before, after = record(model, prompt(0)), []
+    for window in (WINDOW, 21):  # the second one is as long as the text
+        model.model.layers[1].self_attn.sliding_window = window
+        after.append([call.mask_is_causal for call in record(model, prompt(0)).attention])
+    assert all(call.mask_is_causal and call.window is None for call in before.attention)
+    assert after == [[True, False], [True, True]]
+
+
 def test_functions_that_constructors_chose_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_tiny(load_config(config_dict("llama")))
     for layer in model.model.layers:

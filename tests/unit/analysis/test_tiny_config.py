@@ -17,6 +17,7 @@ from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_config import arguments_of, tiny_config
 from onboard.analysis.tiny.tiny_mixers import shrink_mixers
 from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.analysis.tiny.tiny_prompts import prompt
 from onboard.analysis.tiny.tiny_sizes import (
     HIDDEN,
     REACHED,
@@ -42,6 +43,13 @@ def test_layers_that_are_named_by_their_index_are_kept() -> None:
     config = _tiny("bamba", attn_layer_indices=[9, 18, 27])
     assert config.layers_block_type == ["linear_attention", "full_attention"]
     assert config.attn_layer_indices == [1]
+
+
+@pytest.mark.parametrize("field", ["sliding_window", "sliding_window_size", "window_size"])
+def test_a_window_cuts_the_prompts_of_a_small_model(field: str) -> None:
+    values = {field: 4096}
+    shrink_sizes(values, dict(values), {})
+    assert values[field] < prompt(0)["input_ids"].shape[1]
 
 
 class _Lettered(PretrainedConfig):
