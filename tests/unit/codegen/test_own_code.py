@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -443,6 +444,52 @@ class Toy(nn.Module):
     expected = original(x)
     assert torch.equal(ours(x), expected)
     assert torch.equal(ours(x), expected)  # nothing is left of the first one
+
+
+@pytest.mark.parametrize("parameter", ["nn.Parameter", "torch.nn.Parameter"])
+def test_a_weight_that_the_first_forward_replaces_is_computed_anew(
+    parameter: str, translate: Translate
+) -> None:
+    text = f"""
+class Head(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty((5, size)))
+        self.is_new = True
+
+    def forward(self, x):
+        if self.training:
+            weight = nn.functional.normalize(self.weight)
+        elif self.is_new:
+            self.is_new = False
+            self.weight = {parameter}(nn.functional.normalize(self.weight))
+            weight = self.weight
+        else:
+            weight = self.weight
+        return nn.functional.linear(x, weight)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.head = Head(config.size)
+
+    def forward(self, x):
+        return self.head(x)
+"""
+    config = {"size": 4}
+    state, _, _ = translate(text, config, specialised=True)
+    (head,) = (each for cls, each in state.translator.states.items() if cls.__name__ == "Head")
+    ours, original = _made(f"{_written(head)}\n\n\n{_written(state)}", config), _made(text, config)
+    generator = torch.Generator().manual_seed(seed := int.from_bytes(os.urandom(3), "big"))
+    print("seed", seed)
+    weight = torch.randn(5, 4, generator=generator)
+    for model in (ours, original):
+        model.load_state_dict({"head.weight": weight})
+    x, expected = torch.randn(2, 4, generator=generator), original.eval()(torch.ones(1, 4))
+    assert torch.equal(ours.eval()(torch.ones(1, 4)), expected)
+    assert torch.equal(ours(x), original(x))  # whose weight is another by now
+    assert torch.equal(ours.head.weight, weight)
 
 
 def test_scales_that_a_constructor_works_out_are_numbers_of_attention(translate: Translate) -> None:

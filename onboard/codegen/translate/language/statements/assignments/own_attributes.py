@@ -64,6 +64,9 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
             return
         if is_made_again(attr, frame):
             return
+        if (weight := _new_weight(value, frame)) is not None:
+            remember(attr, weight, frame)
+            return
         raise Grows(f"forward assigns self.{attr}")
     value = frame.mechanisms.set_attribute(attr, value, frame) or value
     if isinstance(value, PlainObject):
@@ -94,6 +97,20 @@ def _mayremember(attr: str, frame: Frame) -> bool:
         return False
     made = frame.cls.attributes.get(attr, NONE)
     return frame.remembers or isinstance(made, Known) or (isinstance(made, Code) and made.static)
+
+
+def _new_weight(value: Value, frame: Frame) -> Code | None:
+    """Return what a forward of repositories' code makes the new parameter of, for good: later calls
+    find it as the first one has made it, which generated code does each time.
+    """
+    match value:
+        case Code(expr=ast.Call(func=function, args=[weight, *_])) if (
+            frame.translator.specialised
+            and frame.kind == "forward"
+            and ast.unparse(function) in ("nn.Parameter", "torch.nn.Parameter")
+        ):
+            return Code(weight)
+    return None
 
 
 def remember(attr: str, value: Value, frame: Frame) -> None:
