@@ -8,7 +8,8 @@ import ast
 import copy
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def hf_causal_lm(
     model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: str = "float32"
 ) -> nn.Module:
     """Return Hugging Face's model with eager attention and random weights everywhere."""
-    with without_missing_towers():
+    with without_missing_towers(), _unset_is_nan():
         model: nn.Module = from_config(
             model_class,
             # Constructors of repositories' code may change theirs
@@ -43,6 +44,20 @@ def hf_causal_lm(
         )
     randomize_(model, seed)
     return with_tokens(model).to(device).eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _unset_is_nan() -> Iterator[None]:
+    """Fill what `torch.empty` makes with NaN, in place of what was in memory: of a small model that
+    is some other tensor's numbers, say, which look like a choice.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
 def generated_causal_lm(
@@ -107,9 +122,7 @@ def randomize_(module: nn.Module, seed: int) -> None:
 
 
 def _center(vector: torch.Tensor) -> float:
-    """Return the mean of what a vector was initialised to; 1 where it was not, and holds whatever
-    was in memory.
-    """
+    """Return the mean of what a vector was initialised to; 1 where it was not."""
     mean = float(vector.float().mean())
     return mean if abs(mean) <= _LARGEST_MEAN else 1.0
 

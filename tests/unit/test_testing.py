@@ -168,6 +168,21 @@ def test_random_weights_leave_no_tensor_constant() -> None:
     assert not any(torch.equal(tensor, first[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_vector_that_a_constructor_leaves_unset_is_around_one() -> None:
+    class Unset(LlamaForCausalLM):
+        def __init__(self, config: LlamaConfig) -> None:
+            super().__init__(config)
+            for _ in range(8):  # memory that was another tensor's
+                torch.full((1031,), -7.0)
+                left = torch.empty(1031)
+            self.left, self.set = nn.Parameter(left), nn.Parameter(torch.zeros(1031))
+
+    model = hf_causal_lm(Unset, CONFIG, seed=2)
+    assert abs(model.left.mean() - 1) < 0.05  # type: ignore[operator, union-attr]
+    assert abs(model.set.mean()) < 0.05  # type: ignore[operator, arg-type]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_copied_weights_must_have_the_same_names() -> None:
     source, target = nn.Linear(2, 2), nn.Linear(2, 2)
     copy_weights(source, target)
