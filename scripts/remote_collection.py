@@ -387,12 +387,18 @@ def _stay_on_cpu() -> None:
 
 
 def _stand_in_for_absent(folder: Path) -> None:
-    """Let packages be missing that a small model makes no use of: transformers asks for those that
-    any line imports, and Python for those that a file imports whatever happens.
+    """Let packages and files be missing that a small model makes no use of: transformers asks for
+    those that any line imports, and Python for those that a file imports whatever happens.
     """
     from transformers import dynamic_module_utils
 
-    dynamic_module_utils.check_imports = dynamic_module_utils.get_relative_imports
+    beside = dynamic_module_utils.get_relative_imports
+
+    def there(file: Any) -> list[str]:
+        return [name for name in beside(file) if (folder / f"{name}.py").is_file()]
+
+    dynamic_module_utils.get_relative_imports = there
+    dynamic_module_utils.check_imports = there
     imported = {name for file in folder.glob("*.py") for name in _imports(file)}
     sys.meta_path.append(_Absent({x for x in imported if importlib.util.find_spec(x) is None}))
 

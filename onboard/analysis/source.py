@@ -20,6 +20,12 @@ from torch import nn
 from onboard.analysis.multimodal import is_under
 from onboard.errors import OnboardError
 
+_OF_ANY_CLASS = {
+    *("__module__", "__doc__", "__qualname__", "__annotations__"),
+    *("__static_attributes__", "__firstlineno__"),
+}
+_NOT_IN_INFERENCE = {"reset_parameters", "extra_repr"}
+
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:
@@ -146,6 +152,17 @@ def _defined(cls: type) -> tuple[type, ast.ClassDef]:
         if node := module_source(owner.__module__).classes.get(owner.__qualname__):
             return owner, node
     raise KeyError(cls.__qualname__)
+
+
+def plain_class(cls: type) -> type:
+    """Return the class of torch that a class is but for its name, first values and how it is
+    printed; another one as it is.
+    """
+    base = cls.__base__
+    assert base is not None
+    adds = vars(cls).keys() - _OF_ANY_CLASS - _NOT_IN_INFERENCE
+    of_torch = base is not nn.Module and getattr(nn, base.__name__, None) is base
+    return base if of_torch and not adds and len(cls.__bases__) == 1 else cls
 
 
 def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:

@@ -492,6 +492,35 @@ class Toy(nn.Module):
     assert torch.equal(ours.head.weight, weight)
 
 
+def test_a_layer_that_is_torchs_by_another_name_is_torchs(translate: Translate) -> None:
+    text = """
+class Head(nn.Linear):
+    \"\"\"Wrapped by itself in training.\"\"\"
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.weight)
+
+
+class Norm(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.float()).to(x.dtype)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = Norm(config.size)
+        self.head = Head(config.size, 5, bias=False)
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+"""
+    config = {"size": 4}
+    state, init, _ = translate(text, config, specialised=True)
+    assert "self.head = nn.Linear(config.size, 5, bias=False)" in init
+    assert {cls.__name__ for cls in state.translator.states} == {"Toy", "Norm"}
+
+
 def test_scales_that_a_constructor_works_out_are_numbers_of_attention(translate: Translate) -> None:
     text = """
 def magnitude(factor, given):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.utils import is_torch_fx_proxy, is_torchdynamo_compiling
 
-from onboard.analysis.source import gives_its_input
+from onboard.analysis.source import gives_its_input, plain_class
 from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
 from onboard.codegen.translate.language.config_methods import call_config
@@ -393,6 +393,8 @@ def _in_place(function: Any, args: Args, frame: Frame) -> Value | None:
 
 
 def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
+    if frame.translator.specialised and (base := plain_class(cls)) is not cls:
+        return _construct(base, attribute(name("nn"), base.__name__), args, frame)
     if cls is nn.ModuleList:
         return _module_list(expr, args)
     if cls is nn.Sequential and (made := _in_sequence(args, frame)) is not None:

@@ -15,7 +15,13 @@ from typing import Any
 
 from torch import nn
 
-from onboard.analysis.source import ModuleSource, find_method, function_node, module_source
+from onboard.analysis.source import (
+    ModuleSource,
+    find_method,
+    function_node,
+    module_source,
+    plain_class,
+)
 from onboard.analysis.tiny.tiny_prompts import counts_positions
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.config_values import as_constants, gives_settings
@@ -201,7 +207,7 @@ class Translator(Program):
 
     def modules_of(self, cls: type) -> list[nn.Module]:
         """Return the modules of a class in the small model."""
-        return [module for module in self.model.modules() if type(module) is cls]
+        return [module for module in self.model.modules() if plain_class(type(module)) is cls]
 
     def guard(self, condition: ast.expr, frame: Frame) -> None:
         """Have `__init__` assert what this translation takes for granted."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.behaviour.kept_tables import keeps_table
+from onboard.analysis.source import plain_class
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Instance,
@@ -142,7 +143,7 @@ def _classes_kept(cls: type, attr: str, frame: Frame) -> set[type]:
     found = [getattr(module, attr, None) for module in frame.translator.modules_of(cls)]
     items = [[*each] for each in found if isinstance(each, nn.ModuleList | nn.Sequential)]
     alone = [each for each in found if not isinstance(each, nn.ModuleList)]
-    return {type(each) for each in (*alone, *chain.from_iterable(items))}
+    return {plain_class(type(each)) for each in (*alone, *chain.from_iterable(items))}
 
 
 def keep_table(attr: str, value: ast.expr, frame: Frame, origin: ast.AST | None) -> None:
