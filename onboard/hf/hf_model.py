@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,11 +77,21 @@ def from_config(model_class: Any, config: Any, **kwargs: Any) -> Any:
     before = copy.deepcopy(config)
     try:
         return model_class._from_config(config, **kwargs)
-    except ValueError as error:
-        refused = kwargs.get("attn_implementation") == "eager" and "attn_impl" in str(error)
+    except (ValueError, AssertionError) as error:
+        refused = kwargs.get("attn_implementation") == "eager" and "attn_impl" in said_by(error)
         if not refused:
             raise
     return model_class._from_config(before, **{**kwargs, "attn_implementation": "sdpa"})
+
+
+def said_by(error: BaseException) -> str:
+    """Return what an exception says; of an assertion that says nothing, the line of code that asserts
+    what does not hold.
+    """
+    if str(error) or not isinstance(error, AssertionError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].line or "") if frames else ""
 
 
 def load_reference(

@@ -27,7 +27,7 @@ from onboard.errors import OnboardError
 from onboard.hf.architecture import find_language_model, is_composite
 from onboard.hf.config_field import config_field, own_values, remade, values_of
 from onboard.hf.config_layers import Layers, cut_layers, read_layers
-from onboard.hf.hf_model import unquantised
+from onboard.hf.hf_model import said_by, unquantised
 
 _SECTIONS = [16, 24, 24]
 """Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
@@ -68,16 +68,9 @@ def tiny_config(config: PretrainedConfig, *, layers: int = 0) -> PretrainedConfi
 
 def one_line(error: BaseException) -> str:
     """Return an exception as one line of text, and where in a repository's own code it comes from."""
-    said = str(error) or (_failed_test(error) if isinstance(error, AssertionError) else "")
-    reason = " ".join(f"{type(error).__name__}: {said}".split())[:300].removesuffix(":")
+    reason = " ".join(f"{type(error).__name__}: {said_by(error)}".split())[:300].removesuffix(":")
     place = _own_place(error)
     return f"{reason}, at {place}" if place else reason
-
-
-def _failed_test(error: AssertionError) -> str:
-    """Return the line of code that asserts what does not hold."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return (frames[-1].line or "") if frames else ""
 
 
 def of_its_time(version: object) -> str:

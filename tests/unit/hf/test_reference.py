@@ -4,6 +4,8 @@ with the tower.
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -90,3 +92,19 @@ def test_code_that_refuses_eager_attention_gets_torchs() -> None:
     Refusing.wrong = "hidden_size"
     with pytest.raises(ValueError, match="hidden_size"):
         from_config(Refusing, {}, attn_implementation="eager")
+
+
+def test_code_that_asserts_another_attention_than_eager_gets_torchs(tmp_path: Path) -> None:
+    written = tmp_path / "asserting.py"  # where pytest says nothing of what is asserted
+    written.write_text(
+        "def _from_config(config, attn_implementation):\n"
+        "    assert attn_implementation in ['sdpa', 'flash_attention_2']\n"
+        "    assert config['layers'] > 0\n"
+        "    return attn_implementation\n"
+    )
+    names: dict[str, Any] = {}
+    exec(compile(written.read_text(), str(written), "exec"), names)
+    asserting = SimpleNamespace(**names)
+    assert from_config(asserting, {"layers": 1}, attn_implementation="eager") == "sdpa"
+    with pytest.raises(AssertionError):
+        from_config(asserting, {"layers": 0}, attn_implementation="sdpa")
