@@ -245,6 +245,46 @@ def test_other_masks_of_pytorchs_attention_are_refused(
         translate(ATTENTION.replace(*change), {"size": 4}, specialised=True)
 
 
+@pytest.mark.parametrize(
+    "last", ["output = (logits,) + states[1:]; return output", "return (logits,) + states[1:]"]
+)
+def test_logits_before_a_tuple_that_the_trunk_gave_are_taken_alone(
+    last: str, translate: Translate
+) -> None:
+    text = f"""
+from types import SimpleNamespace
+from onboard.hf.old.given_logits import giving_logits
+
+
+class Trunk(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        y = self.inner(x)
+        return (y, y * 2)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.trunk = config, Trunk(config)
+        self.head = nn.Linear(config.size, 5)
+
+    def forward(self, x):
+        states = self.trunk(x)
+        logits = self.head(states[0])
+        {last}
+
+
+Toy.forward = giving_logits(Toy.forward)
+Toy(SimpleNamespace(size=4, vocab_size=5))(torch.ones(1, 3, 4))
+"""
+    _, _, forward = translate(text, {"size": 4, "vocab_size": 5}, specialised=True)
+    assert forward == "states = self.trunk(x)\nreturn self.head(states[0])"
+
+
 def test_logits_of_the_last_token_are_written_for_all(translate: Translate) -> None:
     text = """
 class Toy(nn.Module):

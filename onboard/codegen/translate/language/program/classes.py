@@ -412,7 +412,7 @@ class Translator(Program):
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
         if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
-            frame.returns = [(at, with_logits_alone(v, self.model)) for at, v in frame.returns]
+            frame.returns = [(at, with_logits_alone(v, frame)) for at, v in frame.returns]
         routine = Routine(node, frame.source, argument_facts=facts)
         if (
             frame.kind == "forward"

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import nn
-
+from onboard.codegen.translate.language.expressions.decisions import local_values
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.holes import Hole, Result, fill
 from onboard.codegen.translate.language.object_values import Config
@@ -74,9 +73,9 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
     return shape, holes
 
 
-def with_logits_alone(value: Value, model: nn.Module) -> Value:
+def with_logits_alone(value: Value, frame: Frame) -> Value:
     """Return a model's output without what other losses and other modalities read."""
-    match value, given_by(type(model)).place:
+    match _summed(value, frame), given_by(type(frame.translator.model)).place:
         case Output(fields={"logits": logits}), None:
             return _of_logits(logits)
         case Items(items=items), int() as place if place < len(items):
@@ -85,6 +84,21 @@ def with_logits_alone(value: Value, model: nn.Module) -> Value:
             return _of_logits(items[place])
         case Code() | Unread(), "":
             return _of_logits(value)
+    return value
+
+
+def _summed(value: Value, frame: Frame) -> Value:
+    """Return the items that a tuple begins with which is `(logits, ...) + others`."""
+    match value:
+        case Code(expr=ast.Name(id=variable)):
+            expr = local_values(frame).get(variable, value.expr)
+        case Code(expr=expr):
+            pass
+        case _:
+            return value
+    match expr:
+        case ast.BinOp(left=ast.Tuple(elts=items), op=ast.Add()):
+            return Items(tuple(map(Code, items)))
     return value
 
 
