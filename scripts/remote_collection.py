@@ -211,13 +211,22 @@ def _whole(model: Any, text: Any) -> Any:
     taken = inspect.signature(model.forward).parameters.values()
     caches = any(item.name == "use_cache" or item.kind is item.VAR_KEYWORD for item in taken)
     how = {"use_cache": False} if caches else {}
-    output = model(input_ids=text, **how)
+    try:
+        output = model(input_ids=text, **how)
+    except RuntimeError:  # it wants to be told where its tokens are
+        output = model(input_ids=text, position_ids=_positions(text), **how)
     if isinstance(output, (tuple, dict)) and not hasattr(output, "logits"):
         parts = output if isinstance(output, tuple) else [output["logits"]]
         size = model.config.vocab_size
         output = next(item for item in parts if getattr(item, "shape", (0,))[-1:] == (size,))
     logits = getattr(output, "logits", output)
     return logits.float() if logits.dim() == 3 else logits[:, None].float()
+
+
+def _positions(text: Any) -> Any:
+    import torch
+
+    return torch.arange(text.shape[1]).expand_as(text)
 
 
 def _by_prefix(model: Any, text: Any) -> Any:

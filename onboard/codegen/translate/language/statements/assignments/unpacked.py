@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from onboard.codegen.translate.language.expressions.module_lists import modules_of_row
-from onboard.codegen.translate.language.forms import COMPLEX
+from onboard.codegen.translate.language.forms import COMPLEX, LIST
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.sequences import item_in
@@ -35,11 +35,13 @@ def unpacked(
         return
     value = frame.settle(value)
     value = modules_of_row(value) or value
+    if isinstance(value, Known) and isinstance(value.value, tuple | list):
+        value = Items(tuple(map(Known, value.value)))
+    if isinstance(value, Items):
+        targets, value = _starred(targets, value)
     match value:
         case Items(items=items) if len(items) == len(targets):
             yield from _of_items(targets, items, frame, origin)
-        case Known(value=tuple() | list() as known) if len(known) == len(targets):
-            yield from _of_items(targets, tuple(map(Known, known)), frame, origin)
         case Code(form=form) if form == COMPLEX and len(targets) == 2:
             yield from _of_items(targets, (Half(value, 0), Half(value, 1)), frame, origin)
         case Code():
@@ -48,6 +50,19 @@ def unpacked(
             yield from ((target, value) for target in targets)
         case _:
             raise Untranslatable(f"unpacking at {frame.source.location(origin)}")
+
+
+def _starred(targets: list[ast.expr], value: Items) -> tuple[list[ast.expr], Items]:
+    """Return targets without a star, which is assigned a list of the items that it stands for."""
+    stars = [place for place, target in enumerate(targets) if isinstance(target, ast.Starred)]
+    if len(stars) != 1 or len(value.items) < len(targets) - 1:
+        return targets, value
+    (start,), rest = stars, len(value.items) - len(targets) + 1
+    (*before, star), after = targets[: start + 1], targets[start + 1 :]
+    assert isinstance(star, ast.Starred)
+    taken = Items(value.items[start : start + rest], kind=LIST)
+    items = (*value.items[:start], taken, *value.items[start + rest :])
+    return [*before, star.value, *after], Items(items)
 
 
 def _hole_names(targets: list[ast.expr], result: Result) -> list[str] | None:
@@ -97,6 +112,8 @@ def _store_tuple(targets: list[ast.expr]) -> ast.Tuple:
 def _stored(target: ast.expr) -> ast.expr:
     if isinstance(target, ast.Tuple):
         return _store_tuple(target.elts)
+    if isinstance(target, ast.Starred):
+        return ast.Starred(_stored(target.value), ast.Store())
     if not isinstance(target, ast.Name):
         raise Untranslatable(f"unpacking into {ast.unparse(target)}")
     return name(target.id, store=True)
@@ -117,7 +134,8 @@ def _of_code(
     frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
     for target, part in zip(targets, names, strict=True):
         inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
-        frame.env.values.update({item: replace(known, expr=name(item)) for item in inner})
+        now = replace(known, form=LIST) if isinstance(part, ast.Starred) else known
+        frame.env.values.update({item: replace(now, expr=name(item)) for item in inner})
         if not isinstance(part, ast.Name):
             continue
         if target in attributes:
