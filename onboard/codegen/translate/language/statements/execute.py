@@ -235,7 +235,7 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
         frame.env = body_env
         return None
     note_conditional(body_env, else_env, frame)
-    joined = joined_env((body, body_env), (orelse, else_env), frame)
+    joined = joined_env((body, body_env), (orelse, else_env), test, frame)
     if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
         frame.out.extend(body)  # what differed (masks, caches) is not there
     else:

@@ -8,7 +8,14 @@ from dataclasses import replace
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.conditional import joined_masks
 from onboard.codegen.translate.language.frame import Frame, Sides
-from onboard.codegen.translate.language.object_values import Instance, ModuleList, joined_ways
+from onboard.codegen.translate.language.object_values import (
+    Choice,
+    Global,
+    Instance,
+    ModuleList,
+    is_class,
+    joined_ways,
+)
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
@@ -27,8 +34,10 @@ from onboard.codegen.translate.language.values import (
 Branch = tuple[list[ast.stmt], Env]
 
 
-def joined_env(one_side: Branch, other_side: Branch, frame: Frame) -> Env:
-    """Return what is known after either branch; what differs becomes a run-time variable."""
+def joined_env(one_side: Branch, other_side: Branch, test: Value, frame: Frame) -> Env:
+    """Return what is known after either branch; what differs becomes a run-time variable, or of
+    classes of modules a choice by the test.
+    """
     (first, one), (second, other) = one_side, other_side
     joined = Env()
     for key in {**one.values, **other.values}:
@@ -39,9 +48,21 @@ def joined_env(one_side: Branch, other_side: Branch, frame: Frame) -> Env:
             joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
         elif a.equals(b):
             joined.values[key] = _of_one_form(a, b, [*first, *second])
+        elif test.is_static and _is_class(a) and _is_class(b):
+            joined.values[key] = Choice(test.code(), a, b)
         else:
             joined.values[key] = _joined(key, [(a, first), (b, second)], frame)
     return joined
+
+
+def _is_class(value: Value) -> bool:
+    """Whether a value is a class of modules, or one of several."""
+    match value:
+        case Choice(first=first, second=second):
+            return _is_class(first) and _is_class(second)
+        case Global():
+            return is_class(value)
+    return False
 
 
 def _of_one_form(a: Value, b: Value, branches: list[ast.stmt]) -> Value:
