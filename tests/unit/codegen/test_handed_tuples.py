@@ -222,6 +222,7 @@ return x
 y = (x, None) if x.sum() > 0 else (x, x)
 y = y + (x,)
 return y[1] if y[1] is not None else x * 9
+""",
     "a star before the last": """
 *y, z = (x, x * 2, x + 1)
 return y[1] + z if isinstance(y, list) and len(y) == 2 else x * 9
