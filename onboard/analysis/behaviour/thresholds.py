@@ -95,12 +95,17 @@ def _room(model: nn.Module, lengths: list[int]) -> int:
     """Return how many tokens a text may have; where its config does not say, what it runs with of
     those that pass all of `lengths`.
     """
-    config: Any = model.config
-    if hasattr(text_config(config), _POSITIONS[0]):
-        return positions(config)
+    if _says_positions(model):
+        return positions(model.config)
     long = max(lengths, default=0) + _BEYOND
     fits = runs(copied(model), prompt(0, long, 1, tokens=vocabulary(model)))
     return max(long, MAX_POSITIONS) if fits else MAX_POSITIONS
+
+
+def _says_positions(model: nn.Module) -> bool:
+    """Whether the model's config says how long texts may be."""
+    config: Any = model.config
+    return hasattr(text_config(config), _POSITIONS[0])
 
 
 def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
@@ -116,6 +121,8 @@ def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     rows = [each for each in lengths if each <= _MOST_ROWS]
     tokens = vocabulary(model)
     found = [prompt(0, length=each, batch=1, seed=8, tokens=tokens) for each in lengths]
+    if not _says_positions(model):  # a table may have a field of another name for its size
+        found = [each for each in found if runs(copied(model), each)]
     return found + [
         from_zero(prompt(0, length=_BEYOND, batch=each, seed=9, tokens=tokens)) for each in rows
     ]
