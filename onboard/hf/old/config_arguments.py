@@ -44,8 +44,10 @@ def given_by_position(call: ast.Call, config_class: Any) -> list[str]:
 
 def take_by_position(config_class: Any) -> None:
     """Have the constructor of a repository's config class find a base that takes such arguments."""
-    made = vars(config_class).get("__init__")
-    nodes = [] if made is None else [*ast.walk(parsed_code(made))]
+    try:
+        nodes = [*ast.walk(parsed_code(vars(config_class).get("__init__")))]
+    except (OSError, TypeError, SyntaxError):
+        return  # it has no constructor, or one that a decorator made
     calls = [node for node in nodes if isinstance(node, ast.Call) and is_of_base(node)]
     names = given_by_position(calls[0], config_class) if len(calls) == 1 else []
     if not names:
