@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.hf.old.given_logits import giving_logits
-from tests.unit.codegen.test_own_code import _made, _written
+from tests.unit.codegen.test_own_code import _made, _with_parts, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
 
@@ -93,6 +93,64 @@ def test_a_list_that_a_loop_makes_an_iterator_is_one_on_some_turns_only(
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 3)
     assert torch.equal(ours(x), theirs(x))
+
+
+TAKEN_IN_TURN = """
+class Plain(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.inner = nn.Linear(size, size, bias=False)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Wide(nn.Module):
+    def __init__(self, inner, size):
+        super().__init__()
+        self.inner = inner
+        self.scale = nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        kinds = [number % config.every == 0 for number in range(config.depth)]
+        inner, others = [], []
+        for wide in kinds:
+            if wide:
+                others.append(Plain(config.size))
+            inner.append(Plain(config.size))
+        inner = iter(inner)
+        others = iter(others)
+        layers = []
+        for wide in kinds:
+            if wide:
+                taken = next(others)
+                layers.append(Wide(taken, config.size))
+                layers.append(taken)
+            layers.append(next(inner))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).sin()
+        return x
+"""
+
+
+def test_layers_may_be_taken_from_iterators_in_turn(translate: Translate) -> None:
+    sizes = {"size": 4, "depth": 5, "every": 2}
+    state, _, _ = translate(TAKEN_IN_TURN, sizes, specialised=True)
+    ours = _made(_with_parts(state), sizes)
+    theirs = _made(TAKEN_IN_TURN, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 4)
+    assert torch.equal(ours(x), theirs(x))
+    assert len({*map(id, ours.parameters())}) == len({*map(id, theirs.parameters())})
 
 
 def test_what_a_constructor_writes_into_a_buffer_is_not_dropped(translate: Translate) -> None:

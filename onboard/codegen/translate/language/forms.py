@@ -106,5 +106,5 @@ TUPLE_OR_NOT = "tuple or not"
 LIST_OR_NOT = "list or not"
 """Form of what is a list on one way through the code, and none on another."""
 
-SEQUENCES = frozenset((TUPLE, TENSORS, SEVERAL_ROWS, LIST, TUPLES, TUPLE_OR_NOT, LIST_OR_NOT))
-"""Forms of what is a tuple or a list, or may be one."""
+ANY_TUPLE = (TUPLE, TENSORS)
+"""Forms of a tuple."""

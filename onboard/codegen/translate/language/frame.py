@@ -151,7 +151,11 @@ class Frame:
         self.env.values[variable] = value
 
     def _is_made_once(self, module: Instance) -> bool:
-        """Whether a constructor makes a module that others of it may share, outside of any loop."""
+        """Whether a constructor makes a module that others of it may share, outside of any loop, or
+        takes one from an iterator.
+        """
+        if any(isinstance(node, ast.Name) and node.id == "next" for node in ast.walk(module.expr)):
+            return True
         made = isinstance(module.expr, ast.Call) and self.kind == "init" and not self.loops
         return made and self.translator.specialised
 

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onboard.codegen.translate.language.forms import SEQUENCES
 from onboard.codegen.translate.language.values import Code, Items, Value
 
 
@@ -24,11 +23,6 @@ class Hole(Value):
     def may_be_none(self) -> bool:
         """Whether it may be None."""
         return self.optional
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether nothing says otherwise."""
-        return not (self.optional or self.form in SEQUENCES)
 
     def same_as(self, other: Hole) -> bool:
         """Whether both are the same part."""

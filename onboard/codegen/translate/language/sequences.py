@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -56,11 +57,25 @@ def sequence_of_all(values: Iterable[Value]) -> str | None:
 def _has_tensors_alone(value: Value) -> bool:
     """Whether each item of a tuple is a tensor for certain."""
     match value:
-        case (Items() as items) | Result(shape=Items() as items):
-            return items.has_tensors
+        case Items(items=items) | Result(shape=Items(items=items)):
+            return all(map(_is_tensor, items))
         case Code(form=form) | Hole(form=form):
             return form in (TENSORS, SEVERAL_ROWS)
     return False
+
+
+def _is_tensor(value: Value) -> bool:
+    """Whether nothing says that a value is a setting, or may be None or a tuple."""
+    known = value.is_static or value.may_be_none or sequence_of(value) is not None
+    return isinstance(value, Code | Hole) and not known
+
+
+def fact_of(value: Value) -> Value:
+    """Return what a function may know of an argument: of a tuple, whether it has tensors alone."""
+    fact = value.fact()
+    if isinstance(value, Items) and type(fact) is Code and sequence_of_all((value,)) == TENSORS:
+        return replace(fact, form=TENSORS)
+    return fact
 
 
 def item_in(expr: ast.expr, owner: Code) -> Code:

@@ -11,14 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from onboard.codegen.translate.language.forms import (
-    COMPLEX,
-    ROWS,
-    SEQUENCES,
-    SEVERAL_ROWS,
-    TENSORS,
-    TUPLE,
-)
+from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS, TUPLE
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -65,11 +58,6 @@ class Value:
     @property
     def may_be_none(self) -> bool:
         """Whether it is None, or may be when the program runs."""
-        return False
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether it is certainly a tensor, or a number of a forward: not None, and no tuple."""
         return False
 
     def truth(self) -> bool | None:
@@ -202,11 +190,6 @@ class Code(Value):
         """Whether it may be None."""
         return self.optional
 
-    @property
-    def is_tensor(self) -> bool:
-        """Whether nothing says otherwise."""
-        return not (self.static or self.optional or self.form in SEQUENCES)
-
     def truth(self) -> bool | None:
         """Return that it is not known."""
         return None
@@ -308,11 +291,6 @@ class Items(Value):
                 return whole
         return None
 
-    @property
-    def has_tensors(self) -> bool:
-        """Whether it is a tuple of tensors alone."""
-        return self.kind == TUPLE and all(item.is_tensor for item in self.items)
-
     def code(self) -> ast.expr:
         """Return the tuple."""
         if self.whole is not None:
@@ -352,7 +330,7 @@ class Items(Value):
         if self.items and all(isinstance(i, Code) and i.form == ROWS for i in self.items):
             return Code(name("_"), form=SEVERAL_ROWS)
         static = all(isinstance(item.fact(), Known) for item in self.items)
-        return Code(name("_"), static, form=TENSORS if self.has_tensors else self.kind)
+        return Code(name("_"), static, form=self.kind)
 
 
 @dataclass(frozen=True, eq=False)

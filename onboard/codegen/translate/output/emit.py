@@ -12,13 +12,7 @@ from onboard.analysis.source import find_method, module_source
 from onboard.codegen.tidy.choices import only_called, with_joined_choices
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
-from onboard.codegen.translate.language.forms import (
-    SEVERAL_ROWS,
-    SHARED,
-    TENSORS,
-    TUPLE,
-    TUPLE_OR_NOT,
-)
+from onboard.codegen.translate.language.forms import ANY_TUPLE, SEVERAL_ROWS, SHARED, TUPLE_OR_NOT
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
 from onboard.codegen.translate.language.object_values import Config, Instance
@@ -367,11 +361,11 @@ def _tensor_annotation(
     if (
         not count
         and parameter == "position_embeddings"
-        and not (isinstance(fact, Code) and fact.form not in (None, SEVERAL_ROWS, TENSORS, TUPLE))
+        and not (isinstance(fact, Code) and fact.form not in (None, SEVERAL_ROWS, *ANY_TUPLE))
     ):
         count = 2
     kind = f"tuple[{', '.join(['torch.Tensor'] * count)}]" if count else "torch.Tensor"
-    if not count and isinstance(fact, Code) and fact.form in (TENSORS, TUPLE):
+    if not count and isinstance(fact, Code) and fact.form in ANY_TUPLE:
         kind = "tuple[torch.Tensor, ...]"
     if not count and isinstance(fact, Code) and fact.form == TUPLE_OR_NOT:
         kind = "torch.Tensor | tuple[torch.Tensor, ...]"

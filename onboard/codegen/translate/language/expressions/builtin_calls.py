@@ -14,7 +14,7 @@ from torch import nn
 
 from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import Args, plain_call
-from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.expressions import module_lists, objects
 from onboard.codegen.translate.language.forms import LIST, TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Result
@@ -223,6 +223,8 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     dict: _dict,
     functools.partial: _partial,
     super: lambda expr, args, frame: _super(args),
+    iter: module_lists.begun,
+    next: module_lists.taken,
     print: lambda expr, args, frame: NONE,
     **{item: _fold(item) for item in (int, float, str, bool, max, abs, round, slice)},
     min: _smallest,

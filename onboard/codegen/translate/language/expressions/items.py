@@ -101,8 +101,6 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             sliced = ast.Subscript(owner.expr, index.code(), ast.Load())
             return Code(sliced, transposed=True)
     expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
-    if isinstance(owner, Code) and sequence_of(owner) is not None:
-        return Code(expr, owner.static, form=owner.form) if _is_cut(index) else item_in(expr, owner)
     triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
     return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
 
@@ -141,6 +139,9 @@ def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> V
             return Code(
                 ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True
             )
+    if isinstance(owner, Code) and sequence_of(owner) is not None:
+        expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
+        return Code(expr, owner.static, form=owner.form) if _is_cut(index) else item_in(expr, owner)
     return None
 
 

@@ -1,5 +1,5 @@
 """Lists of modules, and lists whose items are lists or tables of modules: `nn.ModuleList([attention,
-mlp])` for each layer.
+mlp])` for each layer. Iterators over them: `modules = iter(modules)`, and `next(modules)`.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Closure,
     Instance,
+    Made,
     Method,
     ModuleList,
     ModuleRows,
@@ -25,7 +26,7 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.trees.list_constructors import items_of_list
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
-from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
+from onboard.codegen.translate.language.values import Code, Items, Known, Mapping, Value
 
 _MODULE = "_called_module"
 Row = ModuleList | ModuleTable
@@ -325,3 +326,34 @@ def modules_of_row(row: Value | None) -> Items | None:
     if not isinstance(row, ModuleList) or not is_row(row):
         return None
     return Items(tuple(_module_at(row, Known(place)) for place in range(len(row.stretches))))
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleIterator(Code):
+    """An iterator over modules that are made in the given ways."""
+
+    made: tuple[Made, ...] = ()
+
+    def truth(self) -> bool:
+        """Return that an iterator counts as true."""
+        return True
+
+
+def begun(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    """Return `iter(...)`."""
+    called = plain_call(expr, args, args.static())
+    match args.positional:
+        case [ModuleList(made=made)]:
+            return ModuleIterator(called.expr, made=made)
+    return called
+
+
+def taken(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    """Return `next(...)`: a module, where it is one of an iterator over modules."""
+    called = plain_call(expr, args, args.static())
+    match args.positional:
+        case [ModuleIterator(expr=ast.Name(), made=made)]:
+            return Instance(made, called.expr)
+        case [ModuleIterator(), *_]:
+            raise Untranslatable("next() of modules that may have come to their end")
+    return called

@@ -74,6 +74,7 @@ from onboard.codegen.translate.language.program.results import (
 )
 from onboard.codegen.translate.language.program.supers import execute_inside, refuse_raise
 from onboard.codegen.translate.language.program.without_arguments import given_always
+from onboard.codegen.translate.language.sequences import fact_of
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assignments import own_attributes
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
@@ -431,7 +432,7 @@ class Translator(Program):
         has its default.
         """
         defaults = {item: default_fact(default) for item, default in default_nodes(node).items()}
-        new = {**defaults, **{item: value.fact() for item, value in bound.items()}}
+        new = {**defaults, **{item: fact_of(value) for item, value in bound.items()}}
         known = self.argument_facts.get(key)
         if known is None:
             self.argument_facts[key] = new
