@@ -21,7 +21,7 @@ from onboard.codegen.translate.language.expressions import half_tests
 from onboard.codegen.translate.language.forms import TRIANGLE
 from onboard.codegen.translate.language.statements.joins import joined_env
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
-from onboard.codegen.translate.language.values import Code
+from onboard.codegen.translate.language.values import Code, Known
 from onboard.hf.old import einops_forms
 from tests.unit.codegen.test_own_code import _made, _written
 
@@ -450,9 +450,9 @@ def test_what_one_branch_says_of_a_variable_does_not_hold_behind_both() -> None:
         (branch("mask = self.other[:n, :n]", TRIANGLE), TRIANGLE),
     ):
         for sides in ((triangle, other), (other, triangle)):
-            assert joined_env(*sides, frame).values["mask"].form == expected  # type: ignore[attr-defined]
+            assert joined_env(*sides, Known(True), frame).values["mask"].form == expected  # type: ignore[attr-defined]
     known, unknown = branch("", TRIANGLE), branch("", None)
-    assert joined_env(unknown, known, frame).values["mask"].form == TRIANGLE  # type: ignore[attr-defined]
+    assert joined_env(unknown, known, Known(True), frame).values["mask"].form == TRIANGLE  # type: ignore[attr-defined]
 
 
 KEPT_ARGUMENT = """
