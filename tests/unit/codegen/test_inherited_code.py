@@ -370,3 +370,49 @@ def test_what_a_forward_leaves_at_a_part_is_nothing_that_may_be_read(translate: 
     torch.testing.assert_close(ours(x), x * ours.part.router.proj(x).softmax(-1))
     with pytest.raises(Untranslatable, match=r"Router\.loss, which its forward leaves there"):
         translate(LEFT.replace("RETURNED", "y * total"), {"size": 4}, specialised=True)
+
+
+@pytest.mark.parametrize("made", ["config, index", "config, index=index", "config=config"])
+def test_arguments_for_a_base_are_taken_by_place_and_by_name(
+    made: str, translate: Translate
+) -> None:
+    text = f"""
+class Base(nn.Module):
+    def __init__(self, config, index=None):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size, bias=index is not None)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class Part(Base):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = 2.0
+
+    def forward(self, x):
+        return self.proj(x) * self.scale
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        index = 3
+        self.part = Part({made})
+
+    def forward(self, x):
+        return self.part(x)
+"""
+    values = {"size": 4}
+    state, _, _ = translate(text, values, specialised=True)
+    others = [each for each in state.translator.states.values() if each.cls is not state.cls]
+    written = "\n\n\n".join(map(_written, (*sorted(others, key=_depth), state)))
+    ours, theirs = _made(written, values), _made(text, values)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(ours(x), theirs(x))
+
+
+def _depth(state: Any) -> int:
+    return len(state.cls.__mro__)

@@ -64,13 +64,16 @@ def _with_parameters_of_base(
     made.keywords = named + [
         ast.keyword(item.name, ast.Name(item.name, ast.Load())) for item in left
     ]
+    by_place = node.args.vararg is not None and not node.args.defaults
     node.args.vararg = node.args.kwarg = None
     for item in left:
-        if item.default is item.empty:
-            node.args.args.append(ast.arg(item.name))
-        else:
+        defaults = [] if item.default is item.empty else [ast.Constant(item.default)]
+        if defaults and not by_place:
             node.args.kwonlyargs.append(ast.arg(item.name))
-            node.args.kw_defaults.append(ast.Constant(item.default))
+            node.args.kw_defaults += defaults
+        else:
+            node.args.args.append(ast.arg(item.name))
+            node.args.defaults += defaults
     return ast.fix_missing_locations(node)
 
 
