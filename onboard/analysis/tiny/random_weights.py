@@ -24,9 +24,8 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point() and name not in tables:
                 around = _NORM if name.endswith(".weight") else center
-                scale, shift = (
-                    (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
-                )
+                wide = max(tensor.shape[-1:], default=1) or 1  # some have no items
+                scale, shift = (wide**-0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
     fill_integers(model, generator)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -100,9 +101,19 @@ def _check_guards(env: ShapeEnv, longest: int) -> set[int]:
         match guard.expr:
             case sympy.Ne(args=(sympy.Symbol(), sympy.Integer() as size)) if size <= longest:
                 single.add(int(size))
+            case sympy.Eq(args=(sympy.Symbol(), sympy.Integer())):
+                said = "it needs a size of its input as a number, as a loop over tokens does"
+                raise NotStraight(said + _place(guard))
             case expr if not _always(expr, longest):
-                raise NotStraight(f"it does something else for some sizes ({expr})")
+                said = f"it does something else for some sizes ({expr})"
+                raise NotStraight(said + _place(guard))
     return single
+
+
+def _place(guard: Any) -> str:
+    """Return `, at file.py:12` where code of others than torch decided something by a size."""
+    path, _, line = str(guard.sloc).strip("()").split(" in ")[0].rpartition(":")
+    return f", at {Path(path).name}:{line}" if path and "site-packages" not in path else ""
 
 
 def _always(expr: Any, longest: int) -> bool:

@@ -53,6 +53,14 @@ def test_every_parameter_is_random(family: str) -> None:
     assert not model.training
 
 
+def test_a_parameter_without_items_stays_empty() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(3, 0))
+    model.bias = nn.Parameter(torch.zeros(0))
+    randomize(model, 3)
+    assert model.weight.shape == (3, 0)
+
+
 def test_the_same_seed_gives_the_same_model() -> None:
     first, second = (build_tiny(load_config({"model_type": "llama"}), seed=3) for _ in range(2))
     other = build_tiny(load_config({"model_type": "llama"}), seed=4)

@@ -319,6 +319,13 @@ FOOLING = {
         {"mlp": BRANCH.format(test="x.shape[0] == x.shape[1]")},
         "for some sizes",
     ),
+    "tokens": (
+        {
+            "mlp": "h = torch.stack([self.gate(x[:, t]) for t in range(x.shape[1])], 1)\n"
+            f"h = torch.relu(h)\n{END}"
+        },
+        "a size of its input as a number, as a loop over tokens does, at ",
+    ),
     "one": ({"mlp": BRANCH.format(test="x.shape[1] == 1")}, "for 1 texts of 1 tokens"),
     "batch": ({"mlp": BRANCH.format(test="x.shape[0] == 1")}, "for 1 texts of"),
     "value": ({"mlp": BRANCH.format(test="x.abs().max() > 1e4")}, "reads values of a tensor"),
