@@ -4,6 +4,7 @@ that hides nothing, and no name of an attention function.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from transformers.modeling_attn_mask_utils import AttentionMaskConverter
 
+from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.errors import NotCausalError, OnboardError
 from onboard.hf.codebooks import codebooks_of
@@ -83,6 +85,19 @@ def runs_fresh(make: Callable[[], nn.Module], tokens: int) -> bool:
     return True
 
 
+def _hashes(model: nn.Module) -> str:
+    """Return `file.py:12` of a call of Python's `hash` in the files of a model's classes, outside
+    torch's; "" where there is none.
+    """
+    names = dict.fromkeys(type(module).__module__ for module in model.modules())
+    for source in (module_source(name) for name in names if name.split(".")[0] != "torch"):
+        for node in ast.walk(source.tree):
+            match node:
+                case ast.Call(func=ast.Name(id="hash")):
+                    return source.location(node)
+    return ""
+
+
 @torch.no_grad()
 def check_repeats(make: Callable[[], nn.Module], tokens: int) -> None:
     """Refuse a model that draws random numbers: two that are made alike, with the same weights, give
@@ -101,6 +116,12 @@ def check_repeats(make: Callable[[], nn.Module], tokens: int) -> None:
             hint="Report this architecture; it cannot be compared so",
         )
     if not (error := rmse_ratio(*found)) <= SAME:
+        if place := _hashes(model):
+            raise OnboardError(
+                f"{type(model).__name__} gives a text other logits each time ({_shown(error)}): it"
+                f" calls hash(), at {place}, which gives other numbers in each process",
+                hint="Have a copy of the code work its hashes out of the tokens' numbers, in torch",
+            )
         raise OnboardError(
             f"{type(model).__name__} draws random numbers: a text has other logits each time"
             f" ({_shown(error)})",

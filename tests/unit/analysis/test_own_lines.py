@@ -188,6 +188,13 @@ def test_a_model_that_draws_random_numbers_is_refused(drawn: bool, own: Any) -> 
         check_repeats(lambda: model, 200)
 
 
+def test_a_model_that_hashes_is_told_so(own: Any) -> None:
+    body = "x = x + hash(bytes([1])) * 0 + torch.rand_like(x)"
+    model = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", body)).Model()
+    with pytest.raises(OnboardError, match=r"calls hash\(\), at modeling_own\.py:\d+"):
+        check_repeats(lambda: model, 200)
+
+
 def test_a_model_that_gives_no_numbers_is_told_as_such(own: Any) -> None:
     body = "x = x / (x - x)"
     model = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", body)).Model()
