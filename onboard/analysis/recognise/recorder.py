@@ -221,8 +221,7 @@ def _attention_recorded(model: nn.Module, recording: Recording, known_as: str) -
         told = attention_mask is None and keywords.get("is_causal") is True
         causal = chunk is not None or told or _is_causal(attention_mask, query.shape[2], window)
         bias = keywords.get("position_bias")
-        left_out = window is not None and _is_causal(attention_mask, query.shape[2], None)
-        if not (causal or left_out) and bias is None and _hides_later_keys(attention_mask):
+        if not causal and bias is None and _hides_later_keys(attention_mask, window):
             causal, bias = True, attention_mask
         recording.attention.append(
             AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1])
@@ -279,11 +278,13 @@ def _keys_beside(mask: torch.Tensor | None, length: int, window: int | None) -> 
     )
 
 
-def _hides_later_keys(mask: torch.Tensor | None) -> bool:
+def _hides_later_keys(mask: torch.Tensor | None, window: int | None) -> bool:
     """Whether a mask is a bias of its own that is causal: later keys have the least number, others
-    what it likes.
+    what it likes; but not where it lacks the window, and has nothing else.
     """
     if mask is None or mask.dim() != 4 or not mask.is_floating_point():
+        return False
+    if window is not None and _is_causal(mask, mask.shape[-1], None):
         return False
     later = torch.ones(mask.shape[-2:], dtype=torch.bool).triu(1)
     return bool((mask[..., later] <= torch.finfo(mask.dtype).min / 2).all())

@@ -407,12 +407,10 @@ class Toy(nn.Module):
     values = {"size": 4}
     state, _, _ = translate(text, values, specialised=True)
     others = [each for each in state.translator.states.values() if each.cls is not state.cls]
-    written = "\n\n\n".join(map(_written, (*sorted(others, key=_depth), state)))
+    written = "\n\n\n".join(
+        map(_written, (*sorted(others, key=lambda each: len(each.cls.__mro__)), state))
+    )
     ours, theirs = _made(written, values), _made(text, values)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(4))
     assert torch.equal(ours(x), theirs(x))
-
-
-def _depth(state: Any) -> int:
-    return len(state.cls.__mro__)
