@@ -13,7 +13,10 @@ import onboard.ops  # noqa: F401
 from onboard.ops.linear.triton_many_tokens import tiled_product
 from tests.support.ops.naive import relative_error
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SIZES = {
     "large tiles": (4096, 4096, 1024),
