@@ -73,7 +73,7 @@ def _is_tensor(value: Value) -> bool:
 def fact_of(value: Value) -> Value:
     """Return what a function may know of an argument: of a tuple, whether it has tensors alone."""
     fact = value.fact()
-    if isinstance(value, Items) and type(fact) is Code and sequence_of_all((value,)) == TENSORS:
+    if isinstance(fact, Code) and fact.form == TUPLE and _has_tensors_alone(value):
         return replace(fact, form=TENSORS)
     return fact
 
