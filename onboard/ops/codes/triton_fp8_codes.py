@@ -19,12 +19,11 @@ from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.fp8_linear import dequantised
 from onboard.ops.linear.triton_fp8_linear import (
     choose_fp8_tiles,
-    followed,
     has_library_product,
     in_tiles,
     many_codes,
 )
-from onboard.ops.linear.triton_linear import MOST_ROWS, as_rows, launch
+from onboard.ops.linear.triton_linear import MOST_ROWS, as_rows, followed, launch
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
 from onboard.ops.triton.launch import require_device
 

@@ -10,11 +10,17 @@ from torch.nn import functional as F
 from onboard.ops.library import register_op
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.fp8_linear import dequantised, fake_fused_fp8_linear
-from onboard.ops.linear.triton_linear import AHEAD, MOST_ROWS, Tiles, as_rows, launch
+from onboard.ops.linear.triton_linear import (
+    AHEAD,
+    MOST_ROWS,
+    Tiles,
+    as_rows,
+    followed,
+    launch,
+)
 from onboard.ops.linear.triton_many_tokens import tiled_product
-from onboard.ops.linear.triton_silu_mul import triton_silu_and_mul
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
-from onboard.ops.triton.launch import processors, require_device
+from onboard.ops.triton.launch import is_hopper, processors, require_device
 
 
 def choose_fp8_tiles(
@@ -89,12 +95,6 @@ def many_codes(
     return followed(y if bias is None else y + bias, residual, act)
 
 
-def followed(y: Tensor, residual: Tensor | None, act: str) -> Tensor:
-    """Return a product with its gated activation and the residual addition behind it."""
-    y = triton_silu_and_mul(y, act) if act else y
-    return y if residual is None else y + residual
-
-
 def _rows_product(
     codes: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
@@ -119,7 +119,7 @@ def _blocks_product(
 
 def has_library_product(weight: Tensor, scale: Tensor, how: str) -> bool:
     """Tell whether the library multiplies eight-bit floats with scales of these kinds."""
-    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
+    if not is_hopper(weight.device):
         return False
     if scale.dim() == 2:
         outputs, inputs = weight.shape  # the library pads scales to four blocks of inputs

@@ -224,7 +224,11 @@ def compose(
         return tiled
     if residual is not None and bias is None and not act:
         return torch.addmm(residual, x, weight.t())
-    y = F.linear(x, weight, bias)
+    return followed(F.linear(x, weight, bias), residual, act)
+
+
+def followed(y: Tensor, residual: Tensor | None, act: str) -> Tensor:
+    """Return a product with its gated activation and the residual addition behind it."""
     y = triton_silu_and_mul(y, act) if act else y
     return y if residual is None else y + residual
 

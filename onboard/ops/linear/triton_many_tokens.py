@@ -35,6 +35,11 @@ class Tile:
     num_warps: int
     num_stages: int
 
+    def count(self, rows: int, outputs: int) -> int:
+        """Return how many of them cover a result."""
+        count: int = triton.cdiv(rows, self.rows) * triton.cdiv(outputs, self.outputs)
+        return count
+
 
 _GATED = (Tile(128, 128, num_warps=8, num_stages=3),)
 _LARGE = (Tile(128, 256, num_warps=8, num_stages=3),)
@@ -61,8 +66,8 @@ def _filled(tile: Tile, rows: int, outputs: int, programs: int) -> float:
     """Return the share of the tiles' places that rows and outputs fill, where each of the programs
     computes as many tiles.
     """
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
-    places: int = triton.cdiv(tiles, programs) * programs * tile.rows * tile.outputs
+    count = tile.count(rows, outputs)
+    places = (count + -count % programs) * tile.rows * tile.outputs
     return rows * outputs / places
 
 
@@ -87,9 +92,11 @@ def tiled_product(
         return None
     programs = processors(x.device)
     tile = choose_tile(rows, outputs, columns, x.dtype, bool(act), programs)
+    if tile is None:
+        return None
     out = x.new_empty(rows, outputs, dtype=dtype or x.dtype)
     tensors = (out, x, weight) if residual is None else (out, x, weight, residual)
-    if tile is None or not all(map(_addressable, tensors)):
+    if not all(map(_addressable, tensors)):
         return None
     return _launch(tile, programs, out, x, weight, residual, act, x_scale, weight_scale)
 
@@ -107,8 +114,7 @@ def _launch(
     (rows, outputs), columns = out.shape, x.shape[1]
     step = 128 // x.element_size()
     result = (tile.rows, tile.outputs)
-    count = triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.outputs)
-    tile_kernel[(min(count, programs),)](
+    tile_kernel[(min(tile.count(rows, outputs), programs),)](
         _described(out, result),
         _described(x, (tile.rows, step)),
         _described(weight, (tile.outputs, step)),

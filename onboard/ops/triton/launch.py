@@ -63,16 +63,16 @@ def overlaps(device: torch.device) -> dict[str, bool]:
     It then calls `gdc_wait` before it touches what others write (programmatic dependent launch,
     from compute capability 9.0 on).
     """
-    return {"OVERLAP": True, "launch_pdl": True} if _is_hopper(device) else {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": True} if is_hopper(device) else {"OVERLAP": False}
 
 
 def copies_tiles(device: torch.device) -> bool:
     """Tell whether kernels can address tensors by descriptors, of which the hardware copies tiles."""
-    return INTERPRETED or _is_hopper(device)
+    return INTERPRETED or is_hopper(device)
 
 
 @cache  # asking takes longer than launching
-def _is_hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
     """Whether it has compute capability 9.0 or more."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
