@@ -37,10 +37,21 @@ _NO_CUDA = "not torch.cuda.is_available()"
 
 OWNED = {
     "E06": ("pair",),
-    "E08": ("batch", "length", "starts", "prompt", "vocabulary", "told", "test_first_position"),
+    "E08": (
+        "batch",
+        "length",
+        "starts",
+        "prompt",
+        "vocabulary",
+        "told",
+        "test_first_position",
+        "prompts",
+        "clear_prompts",
+        "alone",
+    ),
     "E09": ("assert_close", "assert_rmse_close", "files"),
     "E10": ("pytestmark", "pytest_generate_tests", "__init__", "__test__"),
-    "E11": ("limit", "in_float64", "_exact_model"),
+    "E11": ("limit", "in_float64", "exact_model"),
     "E12": ("test_block",),
     "E13": ("test_layer",),
     "E14": ("test_model",),

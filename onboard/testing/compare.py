@@ -39,6 +39,9 @@ class Measurement:
 MEASUREMENTS: list[Measurement] = []
 """Comparisons since the plugin (`onboard.testing.plugin`) last looked, in order."""
 
+NOTES: list[str] = []
+"""What is to be known of the comparisons since then."""
+
 
 def assert_rmse_close(
     actual: torch.Tensor,

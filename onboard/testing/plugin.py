@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from onboard.testing.compare import MEASUREMENTS
+from onboard.testing.compare import MEASUREMENTS, NOTES
 
 _MESSAGE_LINES = 6  # PyTorch's errors go on with the frames of its C++ code
 
@@ -59,7 +59,9 @@ class Results:
             row["message"] = _message(report)
         if report.when == "call":
             row |= _worst_measurement()
-            row["message"] = row["message"] or str(dict(report.user_properties).get("note", ""))
+            notes = [told for name, told in report.user_properties if name == "note" and told]
+            row["message"] = row["message"] or "; ".join(map(str, (*notes, *NOTES)))
+            NOTES.clear()
         return report
 
     def pytest_sessionfinish(self) -> None:

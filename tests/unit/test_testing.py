@@ -28,7 +28,7 @@ from onboard.testing import (
     record_calls,
     rmse_ratio,
 )
-from onboard.testing.suite import EquivalenceSuite, Pair
+from onboard.testing.suite import EquivalenceSuite, Exact, Pair
 from onboard.workflow.processes.pytest_run import run_pytest
 from tests.support.warm import Warm
 
@@ -137,8 +137,12 @@ def test_the_reference_of_a_pair_is_computed_in_float64() -> None:
     last = pair.in_float64(text, read=lambda logits: logits[0, -1])()
     assert torch.equal(last, exact[0, -1])
     assert expected.dtype == torch.float32
+
+    def known(value: torch.Tensor) -> Exact:
+        return pair.in_float64(text, read=lambda _: value)
+
     with pytest.raises(AssertionError, match="at most 1e-05 is allowed; against float64"):
-        pair.assert_close(1.00003 * exact.float(), exact.float(), "model", "x", lambda: exact)
+        pair.assert_close(1.00003 * exact.float(), exact.float(), "model", "x", known(exact))
 
     class Stricter(Suite):
         cpu_float32 = 1e-6
@@ -149,7 +153,7 @@ def test_the_reference_of_a_pair_is_computed_in_float64() -> None:
     ):
         other = replace(pair, suite=suite, dtype=dtype, device=device)
         with pytest.raises(AssertionError, match="is allowed; at"):
-            other.assert_close(1.2 * exact, exact, "model", "x", lambda: 1.2 * exact)
+            other.assert_close(1.2 * exact, exact, "model", "x", known(1.2 * exact))
 
 
 def test_random_weights_leave_no_tensor_constant() -> None:
@@ -442,6 +446,7 @@ def test_bfloat16_leaves_the_rope_tables_in_float32(
 TESTS_OF_A_TEST = """
 import pytest, torch
 from onboard.testing import assert_rmse_close
+from onboard.testing.compare import NOTES
 
 @pytest.mark.parametrize("path", ["a.mlp", "a.norm", "a.nan", "a.rounded"])
 def test_block(path):
@@ -451,6 +456,11 @@ def test_block(path):
     assert_rmse_close(
         torch.full((2,), actual), torch.ones(2), 1e-5, path, "", exact is not None and (lambda: exact)
     )
+
+def test_export(record_property):
+    record_property("note", "two")
+    record_property("note", "")
+    NOTES.append("again")
 
 @pytest.mark.skip(reason="no device")
 def test_layer():
@@ -491,6 +501,7 @@ def test_the_plugin_writes_what_each_test_measured(warm: Warm, tmp_path: Path) -
     assert rounded["rounding"] == pytest.approx({"ours": 1e-5, "theirs": 1e-5}, rel=1e-2)
     assert norm["rounding"] is None
     assert (rows["test_layer"]["status"], rows["test_layer"]["message"]) == ("skipped", "no device")
+    assert rows["test_export"]["message"] == "two; again"
     assert rows["test_model"]["status"] == "failed"
     assert "fixture 'broken' not found" in rows["test_model"]["message"]
     assert all(row["seconds"] > 0 for row in rows.values())
