@@ -21,6 +21,7 @@ from onboard.bench.shape import Shape
 from onboard.cache.budget import tensor_bytes
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.fx import arguments, attr_tensor, graph_modules
+from onboard.graph.shapes import known_sizes
 
 _GATHER = "gather_logits_before_lm_head"
 
@@ -251,11 +252,14 @@ def experts_of(gm: Any, node: fx.Node) -> Experts:
     first = _expert_arguments(node)[0]
     tensors = _expert_tensors(gm, node)
     count = len(first) if isinstance(first, list | tuple) else tensors[0].shape[0]
-    chosen = arguments(node)["selected_experts"].meta["val"].shape[-1]
+    sizes = known_sizes(arguments(node)["selected_experts"])
+    assert sizes is not None, f"the shapes of {node.name}'s arguments are not known"
+    chosen = sizes[-1]
+    assert chosen is not None, f"{node.name} chooses more experts in some steps than in others"
     return Experts(
         node=node.name,
         count=count,
         bytes_each=tensor_bytes(tensors) / count,
         elements_each=_elements(gm, node) / count,
-        chosen=int(chosen),
+        chosen=chosen,
     )

@@ -22,6 +22,7 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from onboard.graph.fx import attribute
+from onboard.graph.shapes import SIZES, known_sizes
 from onboard.graph.weight_load.parameters import set_parameter, tied_names, weight_plan
 
 _MODULES = ("_operator", "operator", "math", "onboard.graph.compile.streams")
@@ -97,19 +98,22 @@ def encoded_node(gm: fx.GraphModule, node: fx.Node) -> list[Any]:
         raise CannotSaveError(f"the attribute {node.target}, which is no tensor")
     target = _function_name(node.target) if node.op == "call_function" else str(node.target)
     path = list((node.meta.get("nn_module_stack") or {"": ("", None)}).values())[-1][0]
-    return [node.op, node.name, target, encode(node.args), encode(node.kwargs), path]
+    arguments = [encode(node.args), encode(node.kwargs)]
+    return [node.op, node.name, target, *arguments, path, known_sizes(node)]
 
 
 def decoded_graph(nodes: list[list[Any]]) -> fx.Graph:
     """Return the graph of nodes that were encoded, in order."""
     graph = fx.Graph()
     made: dict[str, fx.Node] = {}
-    for op, name, target, args, kwargs, path in nodes:
+    for op, name, target, args, kwargs, path, sizes in nodes:
         function = _function(target) if op == "call_function" else target
         node = graph.create_node(op, function, decode(args, made), decode(kwargs, made), name)
         assert node.name == name, f"{name} came back as {node.name}"
         if path:
             node.meta["nn_module_stack"] = {path: (path, None)}
+        if sizes is not None:
+            node.meta[SIZES] = sizes
         made[name] = node
     return graph
 

@@ -12,6 +12,20 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from onboard.graph.fx import fake_mode, placeholders
 
+SIZES = "sizes"
+"""Where a node of a graph that was read from a file has its `known_sizes`."""
+
+
+def known_sizes(node: fx.Node) -> list[int | None] | None:
+    """Return the sizes of a node's tensor, None for each that depends on the step; None for what is
+    no tensor, or where no shapes were propagated.
+    """
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        sizes: list[int | None] | None = node.meta.get(SIZES)
+        return sizes
+    return [size if isinstance(size, int) else None for size in value.shape]
+
 
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a fake tensor of the same static shape, strides and dtype that believes it lies on

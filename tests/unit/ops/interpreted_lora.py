@@ -23,6 +23,7 @@ from tests.support.runtime.tiny import make_tiny
 
 # The interpreter truncates where hardware rounds, hence twice the usual error of bfloat16.
 DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 2.5e-2}
+ON_DEVICE = {"device": DEVICE, "compile_backend": "torch-simple"}
 SHAPES = [
     (37, 40, [24, 8, 8], 3, 5),
     (5, 300, [150], 2, 16),
@@ -71,7 +72,9 @@ def test_steps_without_adapters_have_the_gate_in_their_linear_layer(tmp_path: Pa
     folder = make_adapter(tmp_path / "own", base, ["up_proj", "down_proj"]).folder
     backends = dict.fromkeys(("choose_lora_adapters", "fuse_linears"), {"backend": "triton"})
     transforms = {**backends, "call_ops_directly": {"enabled": False}}
-    engine = base.engine(dtype="bfloat16", lora={"own": str(folder)}, transforms=transforms)
+    engine = base.engine(
+        dtype="bfloat16", lora={"own": str(folder)}, transforms=transforms, **ON_DEVICE
+    )
     plain, ops = without_adapters(engine.gm), torch.ops.onboard
     assert plain is not None
     for gm, op in ((engine.gm, ops.triton_lora), (plain, ops.triton_fused_linear)):
@@ -87,7 +90,11 @@ def test_a_batch_of_requests(tmp_path: Path) -> None:
         str(i): make_adapter(tmp_path / str(i), base, each) for i, each in enumerate(layers)
     }
     folders = {name: str(each.folder) for name, each in adapters.items()}
-    engine = base.engine(lora=folders, transforms={"choose_lora_adapters": {"backend": "triton"}})
+    transforms = {
+        "choose_lora_adapters": {"backend": "triton"},
+        "call_ops_directly": {"enabled": False},
+    }
+    engine = base.engine(lora=folders, transforms=transforms, **ON_DEVICE)
     targets = " ".join(str(node.target) for node in engine.gm.graph.nodes)
     assert "triton_lora" in targets
     assert "silu_and_mul" not in targets  # the call behind gate and up does that, too

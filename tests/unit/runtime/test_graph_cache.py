@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from onboard import user_cache
+from onboard.bench.work import weights_of
 from onboard.config import RuntimeConfig
 from onboard.graph import graph_cache
 from onboard.graph.assembly.assemble import load_pipeline
@@ -127,6 +128,9 @@ def test_stacked_experts_are_read_into_their_stacks(
     first, second = made.engine(), made.engine()
     assert _from_cache(second)
     assert any(parameter.ndim == 3 for parameter in second.gm.parameters())
+    read = weights_of(second.gm)
+    assert read == weights_of(first.gm), "what a benchmark says of a kept graph is something else"
+    assert [each.chosen for each in read.experts] == [2, 2]
     _close(first, made)
     _close(second, made)
 
