@@ -369,12 +369,30 @@ def _own_model(folder: Path) -> Any:
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
     except TypeError:  # transformers before 4.36 hands it to the class
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    except ValueError as error:
+        model = _made_otherwise(folder, config, str(error))
     except AttributeError:  # what sets first values fails; a checkpoint is loaded without it
         from transformers.modeling_utils import no_init_weights
 
         with no_init_weights(_enable=True):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
     return model.float().eval()
+
+
+def _made_otherwise(folder: Path, config: Any, error: str) -> Any:
+    """Make a model whose inner model takes eager attention alone, or whose class names another config
+    class than auto_map does, as whoever uses that code does.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    if "scaled_dot_product_attention" in error:
+        how = {"trust_remote_code": True, "attn_implementation": "eager"}
+        return AutoModelForCausalLM.from_config(config, **how)
+    if "config_class" not in error:
+        raise ValueError(error)
+    name = config.auto_map["AutoModelForCausalLM"]
+    return get_class_from_dynamic_module(name, str(folder))(config)
 
 
 def _stay_on_cpu() -> None:

@@ -56,10 +56,18 @@ def bring_up_to_date(
             own.tie_weights = _tying(own.tie_weights)
     facts += [*_posted(package), *_of_one_dtype(package), *_plainly_saved(model_class)]
     facts += _choosing_eager(package)
-    made = config_class.from_dict(json_floats(deepcopy(dict(config))))  # with what lies inside
+    made = _made(config_class, config)
     facts += rotary_forms.give_plain_rotary(package, made)
-    with without_memory(computing=True):
-        model = model_class(made)
+    try:
+        with without_memory(computing=True):
+            model = model_class(made)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        facts += _agreeing_on_eager(package)
+        made = _made(config_class, config)
+        with without_memory(computing=True):
+            model = model_class(made)
     if getattr(made, "_attn_implementation", None) == flash_by_name.NAME:
         facts += flash_by_name.allow_flash_by_name()  # which a constructor chose
     facts += _told_apart(model, package)
@@ -72,6 +80,11 @@ def bring_up_to_date(
         model_class.save_pretrained = _saving_once(model_class.save_pretrained)
         facts.append(f"modules share their weights, which are saved once: {min(shared)} and others")
     return facts + _layer_count(config_class, made, model)
+
+
+def _made(config_class: Any, config: Mapping[str, Any]) -> Any:
+    """Return a config with what lies inside."""
+    return config_class.from_dict(json_floats(deepcopy(dict(config))))
 
 
 class _Fixed:
@@ -258,6 +271,15 @@ def _choosing_eager(package: str) -> Iterator[str]:
             yield f"{own.__name__} chose eager attention by _check_and_enable_sdpa(); it gets that"
 
 
+def _agreeing_on_eager(package: str) -> Iterator[str]:
+    """Have all model classes take eager attention where one within another takes nothing else."""
+    classes = list(_model_classes(package))
+    alone = [own.__name__ for own in classes if not own._supports_sdpa]
+    for own in classes:
+        own._supports_sdpa = False
+    yield f"{', '.join(alone)} take eager attention alone; the whole model gets that"
+
+
 def _chosen_by(model_class: Any) -> str | None:
     """Return the attention that a class chose where nobody had named one."""
     config: Any = PretrainedConfig()
@@ -298,6 +320,9 @@ def _tied(model: Any, made: Any, package: str, *, found: bool) -> dict[str, str]
     """
     if not made.tie_word_embeddings:
         return {}
+    if _ties_alone(model, package):
+        model.tie_weights()
+        return _shared_by_modules(model)
     shared = _shared_by_modules(model)
     says = type(model).get_output_embeddings.__module__.split(".")[0] == package
     if not says and not found:
@@ -310,6 +335,12 @@ def _tied(model: Any, made: Any, package: str, *, found: bool) -> dict[str, str]
     if output is None or output is inputs or not hasattr(output, "weight"):
         return shared
     return {f"{names[id(output)]}.weight": f"{names[id(inputs)]}.weight"}
+
+
+def _ties_alone(model: Any, package: str) -> bool:
+    """Whether a class has a method for ties in the place of transformers', which it does not call."""
+    tie = inspect.unwrap(type(model).tie_weights)
+    return tie.__module__.split(".")[0] == package and "super" not in tie.__code__.co_names
 
 
 def _shared_by_modules(model: nn.Module, *, in_modules: bool = False) -> dict[str, str]:

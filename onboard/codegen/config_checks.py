@@ -80,8 +80,12 @@ def _made(config_class: type[PretrainedConfig], text: str) -> Any:
 
 
 def fields(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the public fields, of configs inside too."""
-    public = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+    """Return the public fields, of configs inside too; a model type is what config.json says."""
+    public = {
+        name: value
+        for name, value in vars(config).items()
+        if not name.startswith("_") and name != "model_type"
+    }
     return {
         name: fields(value) if isinstance(value, PretrainedConfig) else value
         for name, value in public.items()

@@ -16,6 +16,7 @@ import pytest
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
+from onboard.analysis.repository_classes import _Fixed
 from onboard.analysis.tiny.tiny_config import arguments_of
 from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import plain_config_class
@@ -717,3 +718,16 @@ class Made(PretrainedConfig):
     assert (saved.size, saved.eos_token_id, saved.pad_token_id) == (8, 3, 3)
     assert "pad_token_id" not in arguments_of(original(size=8))
     assert arguments_of(original(size=8))["size"] == 8
+
+
+def test_a_model_type_that_stays_whatever_a_constructor_assigns_is_no_difference(
+    make: Any,
+) -> None:
+    values = {"model_type": "told", "size": 24}
+    original = make("self.model_type = 'another'")
+    original.model_type = _Fixed("told")
+    text = plain_config_class(original)
+    check_same_values(original, text, values)
+    wrong = text.replace("size, n_layer", "size + 1, n_layer")
+    with pytest.raises(OnboardError, match="its size is 24, and 25 of"):
+        check_same_values(original, wrong, values)

@@ -40,6 +40,16 @@ _APART = """given = layer(x, attention_mask=mask, position_ids=places[None], pas
                 output_attentions=False, use_cache=False, position_embeddings=tables)
             x = given[0]"""
 _AT_ONCE = "x = layer(x, attention_mask=mask, position_embeddings=tables)[0]"
+_INSIDE = """def run(block, x, **how):
+                outputs = block(x, **how)
+                x = outputs[0]
+                return x
+            x = run(layer, x, attention_mask=mask, position_embeddings=tables)"""
+_PICKED = """pass
+        for i in range(len(self.layers)):
+            block, _ = self.layers[i], None
+            x = block(x, attention_mask=mask, position_embeddings=tables)[0]"""
+_INSIDE_WHOLE = _INSIDE.replace("x = outputs[0]", "x = outputs")
 _WHOLE = "x = layer(x, attention_mask=mask, position_embeddings=tables)"
 
 
@@ -69,7 +79,13 @@ def _config(cls: Any = LlamaConfig, **more: Any) -> Any:
     return cls(**sizes, num_key_value_heads=2, num_hidden_layers=2, vocab_size=61, **more)
 
 
-@pytest.mark.parametrize(("take", "given"), [(_APART, True), (_AT_ONCE, True), (_WHOLE, False)])
+@pytest.mark.parametrize(
+    ("take", "given"),
+    [
+        *((_APART, True), (_AT_ONCE, True), (_INSIDE, True), (_PICKED, True)),
+        *((_WHOLE, False), (_INSIDE_WHOLE, False)),
+    ],
+)
 def test_an_heir_that_takes_layers_apart_computes_what_it_did(
     take: str, given: bool, heirs: Any
 ) -> None:

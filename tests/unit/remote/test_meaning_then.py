@@ -63,6 +63,44 @@ def test_a_class_gets_the_attention_that_it_chose(
     assert model.config._attn_implementation == chosen
 
 
+_NESTED = (
+    _CODE
+    + """
+class InnerModel(PreTrainedModel):
+    config_class = ThenConfig
+    _supports_sdpa = False
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.chosen = config._attn_implementation
+        self.linear = nn.Linear(4, 4)
+
+class OuterLM(ThenLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = InnerModel(config)
+"""
+)
+
+
+def test_a_model_within_that_takes_eager_attention_alone_decides_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = "_check_and_enable_sdpa"
+    old = interfaces._MEMBERS[PreTrainedModel][key]
+    monkeypatch.setattr(PreTrainedModel, key, old, raising=False)
+    name = "repository_code_with_a_model_within"
+    module: Any = ModuleType(name)
+    module.CHOSEN = "sdpa"
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(_NESTED, vars(module))
+    with pytest.raises(ValueError, match="scaled_dot_product_attention"):
+        module.OuterLM(module.ThenConfig())
+    facts = bring_up_to_date(name, module.ThenConfig, module.OuterLM, {"model_type": "then"})
+    assert "InnerModel take eager attention alone; the whole model gets that" in facts
+    assert module.OuterLM(module.ThenConfig()).model.chosen == "eager"
+
+
 def test_a_check_of_ropes_fields_leaves_them_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     key = "rope_config_validation"
     module: Any = importlib.import_module("transformers.modeling_rope_utils")

@@ -91,13 +91,52 @@ def _gives_tensor(cls: Any) -> bool:
 
 def _takes_apart(cls: type[nn.Module]) -> bool:
     """Whether the forward of a class takes the first item of what it calls the layers of a loop for,
-    or a layer that its constructor makes.
+    also in a function inside that it hands them to, or a layer that its constructor makes.
     """
     tree = _tree(cls.forward)
     loops = [item for item in ast.walk(tree) if isinstance(item, ast.For)]
-    return any(_takes_first(item, _named(item.target)) for item in loops) or _takes_first(
-        tree, _made_layers(cls)
+    layers = [(item, _named(item.target) | _picked(item)) for item in loops]
+    inside = [pair for loop, own in layers for pair in _handed(tree, loop, own)]
+    return any(_takes_first(*pair) for pair in (*layers, *inside, (tree, _made_layers(cls))))
+
+
+def _picked(loop: ast.AST) -> set[str]:
+    """Return the names of what a loop takes from lists of the model, `self.x[i]`."""
+    pairs = (
+        pair
+        for item in ast.walk(loop)
+        if isinstance(item, ast.Assign)
+        for target in item.targets
+        for pair in _paired(target, item.value)
     )
+    return {
+        ast.unparse(target)
+        for target, value in pairs
+        if isinstance(value, ast.Subscript) and ast.unparse(value.value).startswith("self.")
+    }
+
+
+def _paired(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=False))
+    return [(target, value)]
+
+
+def _handed(tree: ast.AST, loop: ast.AST, own: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
+    """Yield the functions inside that a loop hands one of these to, with the names of the parameters
+    that get it.
+    """
+    functions = {
+        item.name: item
+        for item in ast.walk(tree)
+        if isinstance(item, ast.FunctionDef) and item is not getattr(tree, "body", [None])[0]
+    }
+    for call in ast.walk(loop):
+        if isinstance(call, ast.Call) and (inside := functions.get(ast.unparse(call.func))):
+            named = [parameter.arg for parameter in inside.args.args]
+            given = [*zip(named, call.args, strict=False)]
+            given += [(each.arg or "", each.value) for each in call.keywords]
+            yield inside, {name for name, value in given if ast.unparse(value) in own}
 
 
 def _tree(function: Any) -> ast.AST:
