@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of
+from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.experts.mixture_stacks import mixtures, router_linears
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.graph.weight_load.parameters import weight_plan
@@ -24,8 +25,8 @@ from onboard.quantised.encode_four_bits import INT4_GROUP, MXFP4_GROUP
 from onboard.quantised.weight import NOT_QUANTISED, Activations, Layout, QuantisedWeight
 
 _ops = torch.ops.onboard
-_FormOf = Callable[[str, bool, int], QuantisedWeight | None]
-"""What a weight, a stack of experts or not, with a number of rows, is to be."""
+_FormOf = Callable[[str, bool, int, int], QuantisedWeight | None]
+"""What a weight, a stack of experts or not, with a number of rows and of inputs, is to be."""
 
 
 def not_read(_: object) -> NoReturn:
@@ -62,7 +63,7 @@ def weights_to_encode(gm: GraphModule, context: TransformContext) -> dict[str, Q
     ):
         raise UsageError("the checkpoint is quantised already", hint="Leave out quantize")
     form, words = _FORMS[context.runtime.quantize], context.factory.text_config.vocab_size
-    return _encoded(gm, lambda part, is_stack, rows: None if rows == words else form)
+    return _encoded(gm, lambda part, is_stack, rows, _: None if rows == words else form)
 
 
 def weights_of_config(gm: GraphModule, context: TransformContext) -> dict[str, QuantisedWeight]:
@@ -74,9 +75,9 @@ def weights_of_config(gm: GraphModule, context: TransformContext) -> dict[str, Q
         return {}
     others: set[str] = set()
 
-    def form_of(part: str, is_stack: bool, _: int) -> QuantisedWeight | None:
+    def form_of(part: str, is_stack: bool, _: int, inputs: int) -> QuantisedWeight | None:
         layout = layouts.layout_of(part.removesuffix(".weight"), is_stack=is_stack)
-        form = None if layout is None else _form_of_layout(layout)
+        form = None if layout is None else _form_of_layout(layout, inputs)
         if layout is not None and form is None:
             others.add(layout.kind)
         return form
@@ -89,7 +90,10 @@ def weights_of_config(gm: GraphModule, context: TransformContext) -> dict[str, Q
     return found
 
 
-def _form_of_layout(layout: Layout) -> QuantisedWeight | None:
+def _form_of_layout(layout: Layout, inputs: int) -> QuantisedWeight | None:
+    """Return what a run encodes of a layout; None where it has no encoder or no kernel for it."""
+    if not has_kernels(layout.kind, layout.block, inputs):
+        return None
     if layout.kind == "int4" and layout.block is not None and layout.block[0] == 1:
         return replace(_FORMS["int4"], block=layout.block)
     forms = {(each.kind, each.block): each for each in _FORMS.values()}
@@ -104,9 +108,9 @@ def _encoded(gm: GraphModule, form_of: _FormOf) -> dict[str, QuantisedWeight]:
         for part, view in plan.slices(name, gm.get_parameter(name)):
             if part is None:
                 continue
-            rows = plan.shares.get(part, view).shape[0]
-            if (form := form_of(part, name in transposed, rows)) is not None:
-                turned = transposed.get(part, False)
+            turned, whole = transposed.get(part, False), plan.shares.get(part, view).shape
+            inputs = whole[-2] if turned else whole[-1]
+            if (form := form_of(part, name in transposed, whole[0], inputs)) is not None:
                 found[part] = replace(form, name=part, shape=tuple(view.shape), transposed=turned)
     return found
 

@@ -54,3 +54,15 @@ def test_other_codes_are_said() -> None:
     assert [fact for fact in llm.engine.facts if fact.startswith("random weights")] == [
         "random weights: those in nvfp4 are whole numbers of torch.float32 here"
     ]
+
+
+def test_groups_without_kernels_are_said(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "llama", hidden_size=240, intermediate_size=480, head_dim=60)
+    said = {"quant_method": "gptq", "bits": 4, "group_size": 48, "desc_act": False, "sym": True}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": said}))
+    llm = run(tmp_path, skip_loading_weights=True)
+    assert matches(llm) == {}
+    assert [fact for fact in llm.engine.facts if fact.startswith("random weights")] == [
+        "random weights: those in int4 are whole numbers of torch.float32 here"
+    ]
