@@ -75,7 +75,7 @@ def bring_up_to_date(
         found = bool(keys) and _is_of_late_4(package) or _version(config) in _FINDING_HEADS
         model_class._tied_weights_keys = _tied(model, made, package, found=found)
         facts.append(f"the weights that transformers 4 ties: {model_class._tied_weights_keys}")
-    declared = (model_class._tied_weights_keys or {}).keys()
+    declared = (model_class._tied_weights_keys or {}).keys() if made.tie_word_embeddings else set()
     if shared := _shared_by_modules(model, in_modules=True).keys() - declared:
         model_class.save_pretrained = _saving_once(model_class.save_pretrained)
         facts.append(f"modules share their weights, which are saved once: {min(shared)} and others")
@@ -318,12 +318,11 @@ def _tied(model: Any, made: Any, package: str, *, found: bool) -> dict[str, str]
     the output embeddings, of a class that says which they are or where they are `found` all the
     same, to those of the input.
     """
-    if not made.tie_word_embeddings:
-        return {}
-    if _ties_alone(model, package):
+    if made.tie_word_embeddings and _ties_alone(model, package):
         model.tie_weights()
-        return _shared_by_modules(model)
     shared = _shared_by_modules(model)
+    if not made.tie_word_embeddings or _ties_alone(model, package):
+        return shared
     says = type(model).get_output_embeddings.__module__.split(".")[0] == package
     if not says and not found:
         return shared

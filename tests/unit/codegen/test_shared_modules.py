@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from onboard.analysis.repository_classes import bring_up_to_date
 from onboard.errors import OnboardError
 from onboard.verify.blocks import check_shared
+from tests.support.odd_code import GENERATE, run_apart, save_odd
 from tests.unit.codegen.test_own_code import _made, _written
 
 SHARED = """
@@ -133,3 +135,17 @@ def test_a_shared_module_is_saved_once(
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         names = set(file.keys())
     assert names == {"words.weight", "blocks.0.weight", "blocks.0.bias", "head.weight"}
+
+
+def test_what_a_constructor_ties_is_tied_whatever_the_config_says(tmp_path: Path) -> None:
+    folder = save_odd(tmp_path / "odd_tied")
+    code, config = folder / "modeling_odd.py", folder / "config.json"
+    made = "        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)\n"
+    tie = "        self.lm_head.weight = self.model.embed.weight\n"
+    assert code.read_text().count(made) == 1
+    code.write_text(code.read_text().replace(made, made + tie))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
+    found = run_apart(GENERATE, [folder])["odd_tied"]
+    assert found.get("error") is None
+    assert found["worst"] < 1e-5
+    assert f"\n{tie}" in found["text"], "it is under no condition"

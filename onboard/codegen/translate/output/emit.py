@@ -282,21 +282,27 @@ def _guard(condition: ast.expr, config: ast.Name) -> ast.stmt:
 
 
 def _tied(state: ClassState, translator: Translator, config: ast.Name) -> list[ast.stmt]:
-    """Return the statement that ties weights as transformers' `_tied_weights_keys` says."""
+    """Return the statements that tie weights as transformers' `_tied_weights_keys` says, and those
+    that a constructor ties whatever the config says.
+    """
     tied = getattr(state.cls, "_tied_weights_keys", None)
     if not isinstance(tied, dict) or not hasattr(translator.config, "tie_word_embeddings"):
         return []
     body: list[ast.stmt] = []
+    always: list[ast.stmt] = []
+    parameters = dict(translator.model.named_parameters(remove_duplicate=False))
     for target, source in tied.items():
         paths = [attribute(name("self"), *path.split(".")) for path in (target, source)]
         if not all(_resolves(translator.model, path) for path in (target, source)):
             continue
         assert isinstance(paths[0], ast.Attribute)
-        body.append(
+        is_one = parameters.get(target) is parameters.get(source, 0)
+        kind = always if is_one and not translator.config.tie_word_embeddings else body
+        kind.append(
             ast.Assign([ast.Attribute(paths[0].value, paths[0].attr, ast.Store())], paths[1])
         )
     test = attribute(config, "tie_word_embeddings")
-    return [ast.If(test, body, [])] if body else []
+    return [*always, *([ast.If(test, body, [])] if body else [])]
 
 
 def _resolves(model: nn.Module, path: str) -> bool:
