@@ -38,7 +38,8 @@ def reach(translator: Program) -> None:
                     and isinstance(value, Instance)
                     and _is_to_reach(state, attr, value, translator)
                 ):
-                    translator.reached(value)
+                    own = tuple(made for made in value.made if translator.translates(made.cls))
+                    translator.reached(Instance(own, value.expr))
                 elif isinstance(value, ModuleList | ModuleRows):
                     _reach_items(state, attr, value, translator)
                 elif isinstance(value, ModuleTable):
@@ -104,7 +105,9 @@ def _is_to_reach(state: ClassState, attr: str, value: Instance, translator: Prog
     if is_eager(state, attr, translator):
         return False
     own = [cls for cls in value.classes if translator.translates(cls)]
-    return len(own) == len(value.classes) and has_parameters(state, attr, translator)
+    others = [cls for cls in value.classes if cls not in own]
+    made = bool(own) and all(cls.__module__.startswith("torch.") for cls in others)
+    return made and has_parameters(state, attr, translator)
 
 
 def is_eager(state: ClassState, attr: str, translator: Program) -> bool:
