@@ -23,14 +23,14 @@ from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees import cleanup
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name, renamed
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, renamed
 from onboard.codegen.translate.language.values import NONE, Code, Output, Value
 from onboard.codegen.translate.mechanisms import experts
 from onboard.codegen.translate.output import argument_types, codebooks
 from onboard.codegen.translate.output.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.output.tidied import config_of, tidy
 from onboard.codegen.translate.output.tidy_text import norms_of, tidy_text
-from onboard.codegen.translate.output.ties import add_ties
+from onboard.codegen.translate.output.ties import add_ties, declared_ties
 from onboard.hf.codebooks import places_of
 
 
@@ -221,7 +221,7 @@ def _init_text(
     config = name(next(configs, "config"))
     body = [*made, *(_guard(item, config) for item in state.guards)]
     if state is top:
-        body.extend(_tied(state, translator, config))
+        body.extend(declared_ties(state, translator, config))
     head = f"({', '.join(parameters)}) -> None"
     return MethodText("__init__", head, tidy_text(body, init.source, _constructors(translator)))
 
@@ -279,34 +279,6 @@ def _guard(condition: ast.expr, config: ast.Name) -> ast.stmt:
     text = ast.unparse(said).replace(f"{config.id}.", "").replace("self.", "")
     message = f"not covered: {text}" if denied else f"covered only with {text}"
     return ast.Assert(condition, ast.Constant(message))
-
-
-def _tied(state: ClassState, translator: Translator, config: ast.Name) -> list[ast.stmt]:
-    """Return the statements that tie weights as transformers' `_tied_weights_keys` says, and those
-    that a constructor ties whatever the config says.
-    """
-    tied = getattr(state.cls, "_tied_weights_keys", None)
-    if not isinstance(tied, dict) or not hasattr(translator.config, "tie_word_embeddings"):
-        return []
-    body: list[ast.stmt] = []
-    always: list[ast.stmt] = []
-    parameters = dict(translator.model.named_parameters(remove_duplicate=False))
-    for target, source in tied.items():
-        paths = [attribute(name("self"), *path.split(".")) for path in (target, source)]
-        if not all(_resolves(translator.model, path) for path in (target, source)):
-            continue
-        assert isinstance(paths[0], ast.Attribute)
-        is_one = parameters.get(target) is parameters.get(source, 0)
-        kind = always if is_one and not translator.config.tie_word_embeddings else body
-        kind.append(
-            ast.Assign([ast.Attribute(paths[0].value, paths[0].attr, ast.Store())], paths[1])
-        )
-    test = attribute(config, "tie_word_embeddings")
-    return [*always, *([ast.If(test, body, [])] if body else [])]
-
-
-def _resolves(model: nn.Module, path: str) -> bool:
-    return path in model.state_dict(keep_vars=True)
 
 
 def _method_text(

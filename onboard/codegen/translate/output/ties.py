@@ -1,5 +1,5 @@
-"""Blocks that several layers share: transformers ties their weights, and so does the generated
-file.
+"""Weights that modules share: what transformers, or a constructor, ties is tied in the generated file,
+and so are blocks that several layers have as one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import nn
 
 from onboard.analysis.tiny.tiny_config import arguments_of
 from onboard.codegen.translate.language.program.classes import Translator
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 
 FUNCTION = "tie_weights"
 """The function of `onboard.modeling` that generated files tie blocks with."""
@@ -54,6 +55,34 @@ def add_ties(translator: Translator) -> None:
             f'    shared = [layer.{block.attr} for layer in self.{block.layers} if hasattr(layer, "{block.attr}")]\n'
             + (one if block.field is None else several)
         ).body
+
+
+def declared_ties(state: ClassState, translator: Translator, config: ast.Name) -> list[ast.stmt]:
+    """Return the statements that tie weights as transformers' `_tied_weights_keys` says, and those
+    that a constructor ties whatever the config says.
+    """
+    tied = getattr(state.cls, "_tied_weights_keys", None)
+    if not isinstance(tied, dict) or not hasattr(translator.config, "tie_word_embeddings"):
+        return []
+    body: list[ast.stmt] = []
+    always: list[ast.stmt] = []
+    parameters = dict(translator.model.named_parameters(remove_duplicate=False))
+    for target, source in tied.items():
+        paths = [attribute(name("self"), *path.split(".")) for path in (target, source)]
+        if not all(_resolves(translator.model, path) for path in (target, source)):
+            continue
+        assert isinstance(paths[0], ast.Attribute)
+        is_one = parameters.get(target) is parameters.get(source, 0)
+        kind = always if is_one and not translator.config.tie_word_embeddings else body
+        kind.append(
+            ast.Assign([ast.Attribute(paths[0].value, paths[0].attr, ast.Store())], paths[1])
+        )
+    test = attribute(config, "tie_word_embeddings")
+    return [*always, *([ast.If(test, body, [])] if body else [])]
+
+
+def _resolves(model: nn.Module, path: str) -> bool:
+    return path in model.state_dict(keep_vars=True)
 
 
 def shared_blocks(model: nn.Module) -> list[SharedBlock]:
