@@ -61,9 +61,13 @@ def test_ops_with_a_cache_are_enough(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["nn.functional.softmax(scores, dim=-1) @ v", "F.scaled_dot_product_attention(q, k, v)"]
+    "code",
+    [
+        *("nn.functional.softmax(scores, dim=-1) @ v", "F.scaled_dot_product_attention(q, k, v)"),
+        "F.pad(x, (3, 0)).unfold(-1, 4, 1)",
+    ],
 )
-def test_attention_that_is_written_out_is_matched_later(code: str) -> None:
+def test_what_is_written_out_is_matched_later(code: str) -> None:
     check_mixing(f"x = {code}", _model(_Summing))
 
 
