@@ -91,7 +91,9 @@ class Exchange:
     def _constant(self, entries: Iterable[int], before: Node) -> Node:
         """Insert a node that reads a new buffer of places."""
         name = f"{_ORDER}_{sum(key.startswith(_ORDER) for key in self.gm._buffers)}"
-        self.gm.register_buffer(name, torch.tensor(list(entries)), persistent=False)
+        self.gm.register_buffer(
+            name, torch.tensor(list(entries), dtype=torch.int64), persistent=False
+        )
         with self.gm.graph.inserting_before(before):
             return self.gm.graph.get_attr(name)
 

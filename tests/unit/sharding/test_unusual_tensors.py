@@ -13,6 +13,7 @@ from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.fx import nodes_of
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.sharding.cuts import Cut, Layout
+from onboard.graph.sharding.exchange import Exchange
 from onboard.graph.sharding.layer_work import mixer_signature
 from onboard.graph.sharding.structure import structure
 from onboard.graph.weight_load.parameters import Share
@@ -90,3 +91,18 @@ def test_an_index_by_constants_out_of_order_needs_the_dimension_whole() -> None:
     assert known is not None
     halves = Cut(6, (np.arange(3), np.arange(3, 6)))
     assert known.ahead(node, [Layout({2: halves})], {}) is None
+
+
+@pytest.mark.parametrize("entries", [[], [2, 0]])
+def test_a_rank_may_take_none_of_a_tensors_entries(entries: list[int]) -> None:
+    graph = fx.Graph()
+    graph.output(graph.placeholder("x"))
+    gm = fx.GraphModule(nn.Module(), graph)
+    output = gm.graph.output_node()
+    places = Exchange(gm, rank=0)._constant(entries, output)
+    with gm.graph.inserting_before(output):
+        call = (torch.ops.aten.index_select.default, (output.args[0], 0, places))
+        output.args = (gm.graph.call_function(*call),)
+    gm.recompile()
+    given = torch.randn(4, 3)
+    assert torch.equal(gm(given), given[entries])
