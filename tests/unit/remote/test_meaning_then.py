@@ -45,18 +45,24 @@ class ThenLM(PreTrainedModel):
 """
 
 
+def _imported(name: str, code: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a module of such code, beside what transformers 4 had for it."""
+    key = "_check_and_enable_sdpa"
+    old = interfaces._MEMBERS[PreTrainedModel][key]
+    monkeypatch.setattr(PreTrainedModel, key, old, raising=False)
+    module: Any = ModuleType(name)
+    module.CHOSEN = chosen
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(code, vars(module))
+    return module
+
+
 @pytest.mark.parametrize("chosen", ["eager", "sdpa"])
 def test_a_class_gets_the_attention_that_it_chose(
     chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = "_check_and_enable_sdpa"
-    old = interfaces._MEMBERS[PreTrainedModel][key]
-    monkeypatch.setattr(PreTrainedModel, key, old, raising=False)
     name = "repository_code_that_chooses"
-    module: Any = ModuleType(name)
-    module.CHOSEN = chosen
-    monkeypatch.setitem(sys.modules, name, module)
-    exec(_CODE, vars(module))
+    module = _imported(name, _CODE, chosen, monkeypatch)
     facts = bring_up_to_date(name, module.ThenConfig, module.ThenLM, {"model_type": "then"})
     assert any("chose eager" in fact for fact in facts) == (chosen == "eager")
     model = module.ThenLM._from_config(module.ThenConfig())
@@ -86,14 +92,8 @@ class OuterLM(ThenLM):
 def test_a_model_within_that_takes_eager_attention_alone_decides_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    key = "_check_and_enable_sdpa"
-    old = interfaces._MEMBERS[PreTrainedModel][key]
-    monkeypatch.setattr(PreTrainedModel, key, old, raising=False)
     name = "repository_code_with_a_model_within"
-    module: Any = ModuleType(name)
-    module.CHOSEN = "sdpa"
-    monkeypatch.setitem(sys.modules, name, module)
-    exec(_NESTED, vars(module))
+    module = _imported(name, _NESTED, "sdpa", monkeypatch)
     with pytest.raises(ValueError, match="scaled_dot_product_attention"):
         module.OuterLM(module.ThenConfig())
     facts = bring_up_to_date(name, module.ThenConfig, module.OuterLM, {"model_type": "then"})
