@@ -55,12 +55,28 @@ class Frame:
     layers: list[nn.Module] | None = None
     """The modules of the class that get to the evaluated branch; None: no branch tells."""
 
+    names: dict[str, str] = field(default_factory=dict)
+    """What variables are called that have other names in the source: those of a body that stands in
+    the place of a call.
+    """
     numbered: list[tuple[str, str, str]] = field(default_factory=list)
     """Of each loop over modules and their numbers: the variables of both, and the attribute that
     holds the modules.
     """
     items: dict[str, Value] = field(default_factory=dict)
     """Variables of such loops whose modules can only be of some classes in the evaluated branch."""
+
+    def name_of(self, variable: str) -> str:
+        """Return what a variable of the source is called here."""
+        return self.names.get(variable, variable)
+
+    def reading(self, text: str) -> ast.expr:
+        """Return an expression of the source, with what its variables are called here."""
+        expr = ast.parse(text, mode="eval").body
+        for node in ast.walk(expr):
+            if isinstance(node, ast.Name):
+                node.id = self.name_of(node.id)
+        return expr
 
     @property
     def mechanisms(self) -> Mechanism:

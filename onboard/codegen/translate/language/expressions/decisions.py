@@ -33,10 +33,15 @@ def decided_here(test: Value, frame: Frame) -> bool | None:
 
 def decided_by_part(test: Value, frame: Frame) -> bool | None:
     """Return the value of `a and b`, of which one part is known at run time or by the layer only,
-    where this config makes the other false; of `a or b` likewise.
+    where this config makes the other false; of `a or b` and `not x` likewise.
     """
-    match test:
-        case Code(expr=ast.BoolOp(op=op, values=parts)):
+    if not isinstance(test, Code):
+        return None
+    match WrittenOut(local_values(frame)).visit(deepcopy(test.expr)):
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            decided = decided_by_part(Code(inner), frame)
+            return None if decided is None else not decided
+        case ast.BoolOp(op=op, values=parts):
             stop = isinstance(op, ast.Or)
             static = [part for part in parts if is_of_config(part)]
             return stop if any(_is(stop, part, frame) for part in static) else None
@@ -108,9 +113,13 @@ def same_number(left: Value, right: Value, frame: Frame) -> bool:
 
 def is_of_config(expr: ast.expr) -> bool:
     """Whether code reads the config or an attribute of `self`, and nothing else."""
-    names = {item.id for item in ast.walk(expr) if isinstance(item, ast.Name)}
-    calls = any(isinstance(item, ast.Call) for item in ast.walk(expr))
-    return bool(names) and names <= {"self", "config"} and not calls
+    names = {item.id for item in ast.walk(expr) if isinstance(item, ast.Name)} - {*_LOOK_UPS}
+    calls = [item for item in ast.walk(expr) if isinstance(item, ast.Call)]
+    plain = all(ast.unparse(item.func) in _LOOK_UPS for item in calls)
+    return bool(names) and names <= {"self", "config"} and plain
+
+
+_LOOK_UPS = ("getattr", "hasattr")
 
 
 def _own_arguments(module: Any, frame: Frame) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from onboard.codegen.translate.language.expressions.comprehensions import (
 )
 from onboard.codegen.translate.language.expressions.conditional import conditional
 from onboard.codegen.translate.language.expressions.decisions import (
+    decided_by_part,
     same_number,
 )
 from onboard.codegen.translate.language.expressions.items import item_of, slice_code
@@ -246,9 +247,18 @@ def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
         return Known(False)  # evaluation of conditions has no side effects
     if len(left) == 1:
         return left[0]
-    return Code(
+    whole = Code(
         ast.BoolOp(node.op, [value.code() for value in left]), all(each.is_static for each in left)
     )
+    told = decided_by_part(whole, frame) if _is_handed_on(whole, frame) else None
+    return whole if told is None else Known(told)
+
+
+def _is_handed_on(whole: Code, frame: Frame) -> bool:
+    """Whether a condition, known at run time alone, is no test that execution decides by itself."""
+    assert isinstance(whole.expr, ast.BoolOp)
+    truths = all(isinstance(part, ast.Compare | ast.UnaryOp) for part in whole.expr.values)
+    return truths and not whole.static and frame.translator.specialised and frame.kind == "forward"
 
 
 def _compare(node: ast.Compare, frame: Frame) -> Value:

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import logging
+import re
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -263,16 +264,17 @@ def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
 
 
 def asks_for_package(obj: Any) -> bool:
-    """Whether a function of transformers tells if a package besides PyTorch, or its kernels, can be
-    used here.
+    """Whether a function of transformers tells if a package besides PyTorch, or its kernels, or a
+    version of it, can be used here.
     """
     module, function = str(getattr(obj, "__module__", "")), str(getattr(obj, "__name__", ""))
-    is_question = (
-        function.startswith("is_")
-        and function.endswith("_available")
-        and function != "is_torch_available"
-    )
+    is_question = _PACKAGE_QUESTION.fullmatch(function) is not None
     return is_question and module.split(".")[0] == "transformers"
+
+
+_PACKAGE_QUESTION = re.compile(
+    r"is_(?!torch_available)\w+_available|is_(?!torch_)\w+_greater(_or_equal\w*)?"
+)
 
 
 def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:

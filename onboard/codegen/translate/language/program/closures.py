@@ -187,6 +187,7 @@ def run_inside(
         outer=frame.outer,
         loops=frame.loops,
         layers=frame.layers,
+        names=own,
     )
     given = defaults(node, inner) | {k: _once(k, v, node, frame) for k, v in bound.items()}
     if node.args.kwarg is not None:

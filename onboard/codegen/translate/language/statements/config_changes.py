@@ -99,10 +99,17 @@ def _reads(node: ast.AST, attr: str) -> bool:
 
 
 def change_config(variable: str, attr: str, value: Value, frame: Frame, origin: ast.AST) -> None:
-    """Change a copy of the config; the first change is what it is copied for."""
+    """Change a copy of the config; the first change is what it is copied for.
+
+    How transformers is to run a part of the model generated code does not ask, where nothing of the
+    model does.
+    """
     config = frame.env.values[variable]
     assert isinstance(config, Config)
     assert config.copy is not None
+    if attr in objects.CONFIG_FACTS and _is_read_here_alone(attr, frame):
+        frame.env.values[f"{variable}.{attr}"] = value
+        return
     if not (isinstance(config.expr, ast.Name) and config.expr.id == variable):
         frame.emit(ast.Assign([name(variable, store=True)], config.copy), origin)
         frame.env.values[variable] = Config(name(variable), config.obj, config.copy)

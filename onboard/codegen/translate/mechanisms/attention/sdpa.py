@@ -12,7 +12,11 @@ from typing import Any
 from torch import nn
 
 from onboard.codegen.translate.language.args import Args, plain_call
-from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
+from onboard.codegen.translate.language.expressions.decisions import (
+    WrittenOut,
+    assigned,
+    local_values,
+)
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, constant, op
 from onboard.codegen.translate.language.values import (
@@ -59,16 +63,27 @@ class CausalSdpa(Mechanism):
 
 
 def is_of_several(causal: Value, frame: Frame) -> bool:
-    """Whether attention is said to be causal where a text has several tokens: `x.shape[1] > 1`. The
-    last token of one sees all of it, too.
+    """Whether attention is said to be causal where a text has several tokens: `x.shape[1] > 1`, or
+    `!= 1`. The last token of one sees all of it, too.
     """
     if not (frame.translator.specialised and type(causal) is Code and not causal.static):
         return False
     match WrittenOut(local_values(frame)).visit(deepcopy(causal.expr)):
-        case ast.Compare(left=length, ops=[ast.Gt()], comparators=[ast.Constant(value=1)]):
+        case ast.Compare(
+            left=length, ops=[ast.Gt() | ast.NotEq()], comparators=[ast.Constant(value=1)]
+        ):
             written = ast.unparse(length)
-            return _SIZE.fullmatch(written) is not None or written in _unpacked_sizes(frame)
+            sizes = _unpacked_sizes(frame) | _given_numbers(frame)
+            return _SIZE.fullmatch(written) is not None or written in sizes
     return False
+
+
+def _given_numbers(frame: Frame) -> set[str]:
+    """Return what a method is handed, and does not assign: compared with a number, it is a size that
+    the caller read. That it is not the batch's the generated tests see.
+    """
+    made = assigned(frame)
+    return {key for key in frame.env.values if key.isidentifier() and key not in made}
 
 
 def _unpacked_sizes(frame: Frame) -> set[str]:

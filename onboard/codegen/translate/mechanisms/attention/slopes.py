@@ -10,18 +10,22 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Value
 
 _HEADS = range(1, 129)
 """The numbers of heads for which a function has to give these slopes."""
+_SIZE = re.compile(r".+\.(shape\[\d\]|size\(\d\))")
 _FORMULA = (
     "[2.0 ** (-8.0 * (k + 1) / p) for k in range(p)]"
     " + [2.0 ** (-4.0 * (2 * k + 1) / p) for k in range({heads} - p)]"
@@ -35,7 +39,9 @@ class Slopes(Mechanism):
         """The formula of what it computes."""
         if not frame.translator.specialised or not inspect.isfunction(function):
             return None
-        if len(args.positional) != 1 or args.keywords or args.stars or not args.static():
+        if len(args.positional) != 1 or args.keywords or args.stars:
+            return None
+        if not (args.static() or _is_size(args.positional[0], frame)):
             return None
         made = gives_slopes(function)
         if made is None:
@@ -43,6 +49,14 @@ class Slopes(Mechanism):
         formula = _written(args.positional[0], frame)
         as_tensor = call(attribute(name("torch"), "tensor"), formula.expr)
         return Code(as_tensor, static=True) if made is torch.Tensor else formula
+
+
+def _is_size(heads: Value, frame: Frame) -> bool:
+    """Whether a value is a tensor's size: that of its heads every model knows."""
+    if type(heads) is not Code:
+        return False
+    written = ast.unparse(WrittenOut(local_values(frame)).visit(deepcopy(heads.expr)))
+    return _SIZE.fullmatch(written) is not None
 
 
 def _written(heads: Value, frame: Frame) -> Code:

@@ -5,15 +5,14 @@ and need not be recognised.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
+from onboard.codegen.translate.language.expressions.decisions import assigned
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import attribute, constant
+from onboard.codegen.translate.language.trees.syntax import attribute, call, constant
 from onboard.codegen.translate.language.values import NONE, Code, Items, Unread, Value
 from onboard.codegen.translate.mechanisms.recurrent import scan
 from onboard.hf.old import linear_attention_forms, recurrent_forms
@@ -100,16 +99,45 @@ def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
 
 def _of_heads(args: Args, frame: Frame) -> Args:
     """Return the arguments of `chunk_simple_gla` with decays that are the same for all tokens, `g`
-    of `self.decay[None, None].expand(...)`, as `g_gamma`.
+    of `decay[None, None, :].expand(...)`, as `g_gamma`.
     """
-    given = args.keywords.get("g")
-    if not isinstance(given, Code):
+    given, made = args.keywords.get("g"), assigned(frame)
+    decay = _of_all_tokens(given.expr, made) if isinstance(given, Code) else None
+    if decay is None or _changes(decay, made):
         return args
-    match WrittenOut(local_values(frame)).visit(deepcopy(given.expr)):
+    if not isinstance(decay, ast.Attribute):  # made on the way, on whichever device
+        query = args.keywords.get("q") or args.positional[0]
+        decay = call(attribute(decay, "to"), attribute(query.code(), "device"))
+    heads: dict[str, Value] = {"g": NONE, "g_gamma": Code(decay)}
+    return Args(args.positional, args.keywords | heads, args.stars)
+
+
+def _changes(expr: ast.expr, made: Mapping[str, Sequence[ast.expr | None]]) -> bool:
+    """Whether a variable of an expression is assigned several times."""
+    names = (node.id for node in ast.walk(expr) if isinstance(node, ast.Name))
+    return any(len(made.get(key, ())) > 1 for key in names)
+
+
+def _of_all_tokens(
+    expr: ast.expr, made: Mapping[str, Sequence[ast.expr | None]]
+) -> ast.expr | None:
+    """Return what has been expanded to the batch and the tokens, which it has no dimensions for;
+    `made` is what variables were assigned.
+    """
+    match expr:
+        case ast.Name(id=variable) if values := made.get(variable):
+            *before, last = values
+            return None if last is None else _of_all_tokens(last, {**made, variable: before})
+        case ast.Call(func=ast.Attribute(value=inner, attr="contiguous")):
+            return _of_all_tokens(inner, made)
+        case ast.Call(func=ast.Attribute(value=inner, attr="to"), args=[place]) if ast.unparse(
+            place
+        ).endswith("device"):
+            return _of_all_tokens(inner, made)
         case ast.Call(
             func=ast.Attribute(
                 value=ast.Subscript(
-                    value=ast.Attribute(value=ast.Name(id="self")) as decay,
+                    value=decay,
                     slice=ast.Tuple(
                         elts=[ast.Constant(value=None), ast.Constant(value=None), *rest]
                     ),
@@ -117,9 +145,8 @@ def _of_heads(args: Args, frame: Frame) -> Args:
                 attr="expand",
             )
         ) if all(ast.unparse(item) == ":" for item in rest):
-            heads: dict[str, Value] = {"g": NONE, "g_gamma": Code(decay)}
-            return Args(args.positional, args.keywords | heads, args.stars)
-    return args
+            return decay
+    return None
 
 
 def _with_scale(args: Args) -> Args:

@@ -59,14 +59,17 @@ def scan(node: ast.For, frame: Frame) -> bool:
     found = _found(node, frame)
     if found is None:
         return False
-    form, result = loop_forms()[found.op], found.result
+    form, result = loop_forms()[found.op], frame.name_of(found.result)
     arguments = []
     for place, key in enumerate(found.arguments):
-        value = frame.evaluate(ast.parse(key, mode="eval").body)
+        value = frame.evaluate(frame.reading(key))
         value = _before_softplus(value, frame) if place == form.softplus else value
-        arguments.append(_argument(key, value, key in found.turned))
+        if len(form.shapes[place]) == 1:
+            arguments.append(call(attribute(value.code(), "flatten")))
+        else:
+            arguments.append(argument(value, key in found.turned))
     arguments += map(ast.Constant, form.settings)
-    made = Code(ast.Call(op(found.op), arguments, []), transposed=result in found.turned)
+    made = Code(ast.Call(op(found.op), arguments, []), transposed=found.result in found.turned)
     assigned = [
         item.id
         for item in ast.walk(node)
@@ -142,12 +145,6 @@ def _found(node: ast.For, frame: Frame) -> LoopParameters | None:
         if index < len(places) and places[index].lineno == node.lineno:
             return found
     return None
-
-
-def _argument(key: str, value: Value, turned: bool) -> ast.expr:
-    if key.startswith("self."):
-        return call(attribute(value.code(), "flatten"))
-    return argument(value, turned)
 
 
 def _before_softplus(value: Value, frame: Frame) -> Value:

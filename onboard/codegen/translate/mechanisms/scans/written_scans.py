@@ -29,11 +29,12 @@ class WrittenScans(Mechanism):
             return None
         stretch, parameters = found
         code = {
-            key: frame.evaluate(node).code() for key, node in _read(stretch, parameters).items()
+            key: frame.code(frame.reading(ast.unparse(node)))
+            for key, node in _read(stretch, parameters).items()
         }
         made = Code(substituted(stretch_forms()[parameters.op], code))
-        frame.env.values.update(dict.fromkeys(_assigned(stretch), NONE))
-        frame.bind(parameters.result, made, stretch[-1])
+        frame.env.values.update(dict.fromkeys(map(frame.name_of, _assigned(stretch)), NONE))
+        frame.bind(frame.name_of(parameters.result), made, stretch[-1])
         return statements[len(stretch) :]
 
 
