@@ -34,6 +34,7 @@ from onboard.hf.old import (
 from onboard.hf.old.given_logits import given_by
 from onboard.hf.old.gone import GoneModule, importing
 from onboard.hf.old.layers import attention_modules, layer_outputs
+from onboard.hf.old.layers.own_triangles import hide_later_tokens
 from onboard.hf.parameters_on import without_memory
 from onboard.hub import known_type, with_own_type
 
@@ -63,7 +64,7 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     facts += [f"{at} imports {name}, which is not there" for name, at in survey.absent.items()]
     for name in survey.files:
         text = (folder / name).read_text(encoding="utf-8")
-        facts += interfaces.stay_on_cpu(text)
+        facts += interfaces.stay_on_cpu(text) + hide_later_tokens(text)
         for module, wanted in _imported_from_transformers(text):
             facts += names.provide(module, wanted)
     config_class, model_class = _standing(folder, survey, config, facts)

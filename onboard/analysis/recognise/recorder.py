@@ -22,6 +22,7 @@ from transformers.utils import ModelOutput
 import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.analysis.recognise.scans.watch import LoopCall, loops_watched
 from onboard.errors import OnboardError
+from onboard.hf.old.layers.own_triangles import is_causal_alone
 from onboard.ops.sparse.sparse import chosen_keys
 
 NAME = "onboard_recorder"
@@ -218,7 +219,9 @@ def _attention_recorded(model: nn.Module, recording: Recording, known_as: str) -
                 "there is no cached form of attention among states that are not one a token"
             )
         chunk = _chunk(attention_mask, model.config)
-        told = attention_mask is None and keywords.get("is_causal") is True
+        told = attention_mask is None and (
+            keywords.get("is_causal") is True or is_causal_alone(module)
+        )
         causal = chunk is not None or told or _is_causal(attention_mask, query.shape[2], window)
         bias = keywords.get("position_bias")
         if not causal and bias is None and _hides_later_keys(attention_mask, window):
