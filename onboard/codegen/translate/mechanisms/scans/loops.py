@@ -60,7 +60,7 @@ def scan(node: ast.For, frame: Frame) -> bool:
     if found is None:
         return False
     form, result = loop_forms()[found.op], frame.name_of(found.result)
-    arguments = []
+    arguments: list[ast.expr] = []
     for place, key in enumerate(found.arguments):
         value = frame.evaluate(frame.reading(key))
         value = _before_softplus(value, frame) if place == form.softplus else value
