@@ -73,6 +73,8 @@ class SequenceInfo:
         """
         self.captured: CapturedSteps | None = None
         """The captured steps that read prompts: others are padded to them."""
+        self.captured_drafts: CapturedSteps | None = None
+        """Those that check drafts."""
         self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
         self._info = torch.zeros(5, dtype=torch.int32)
         self.numbers = self._info.numpy()
@@ -82,8 +84,8 @@ class SequenceInfo:
         every decode batch of one size, by which a captured CUDA graph is found.
         """
         self.choice: dict[str, torch.Tensor] = {}
-        """Sampling parameters and random numbers of the step, by `CHOICE_NAMES`; the graph does not
-        take them.
+        """What the step's tokens are chosen with, by `CHOICE_NAMES` and `ROW_NAMES`; the graph does
+        not take it.
         """
         self.num_sequences = 0
         """Number of sequences of this step, without padding."""
@@ -144,20 +146,20 @@ class SequenceInfo:
         """Write one step of the running sequences in `slots`: the next `lengths` [sequences]
         uncached tokens of each; None: one token each.
 
-        The other arguments are those of `set_batch`; `captured`: one that reads prompts may be
-        padded to a captured step.
+        The other arguments are those of `set_batch`, but that a token is chosen from each of
+        `logits_rows`; `captured`: one that reads prompts or drafts may be padded to a captured step.
         """
         starts, plain = self.rows.num_cached[slots], not rope_length and position_ids is None
         if slots is self._decoded and lengths is None and plain:
             self._decode_on(slots, starts)
             return
-        captured = captured and plain and logits_rows is None
-        size = self._captured_size(slots, starts, lengths) if captured else None
+        captured, by_row = captured and plain, logits_rows is not None
+        size = self._captured_size(slots, starts, lengths, logits_rows) if captured else None
         step = self._step(starts, lengths, rope_length, size)
-        self._decoded = slots if step.longest == 1 and plain else None
+        self._decoded = slots if step.longest == 1 and plain and not by_row else None
         slots = padded(slots, step.padding, 0)
-        owners = slots[step.sequence]
-        page, layout = step.positions // self.page_size, self.buffer.layout_for(len(step.positions))
+        owners, page = slots[step.sequence], step.positions // self.page_size
+        layout = self.buffer.layout_for(len(step.positions), by_row=by_row)
         layout.host["input_ids"][: len(owners)] = self.rows.tokens_at(owners, step.positions)
         if self.adapters:
             layout.host[ADAPTER_IDS][: len(owners)] = own = self.rows.adapters[owners]
@@ -165,9 +167,13 @@ class SequenceInfo:
         for group, table in enumerate(self.rows.tables):
             self._write_mapping(layout, group, table[owners, page], step.positions)
         self._show(layout, slots)
-        self.rows.write_sampling(layout.host, slots, step.kv_lens)
-        wanted = step.ends - 1 if logits_rows is None else logits_rows
-        self._finish(layout, step, slots, wanted, rope_length, position_ids)
+        if logits_rows is None:
+            wanted = step.ends - 1
+            self.rows.write_sampling(layout.host, slots, step.kv_lens)
+        else:
+            after = step.positions[logits_rows] + 1
+            wanted = self._write_choice(layout, step, slots, logits_rows, after, size)
+        self._finish(layout, step, slots, wanted, rope_length, position_ids, by_row)
 
     def _decode_on(self, slots: IntArray, starts: IntArray) -> None:
         """Write the next decode step of an unchanged batch: only the numbers that have changed.
@@ -207,6 +213,7 @@ class SequenceInfo:
         position_ids: IntArray | None = None,
         adapter: int = 0,
         size: StepSizes | None = None,
+        after: IntArray | None = None,
     ) -> None:
         """Write one step of any sequences: prefill, chunked prefill, decode or a mixture.
 
@@ -226,6 +233,8 @@ class SequenceInfo:
                 sequence (an image's tokens may share one); None: they do not.
             adapter: of all sequences, 0 for none, or 1 + its index.
             size: of the captured step to pad it to, if any.
+            after: [rows] a token is chosen from each row of logits, as one after so many tokens of
+                the sequence in its slot; None: one for each sequence, the likeliest.
         """
         tables = pages[None] if pages.ndim == 2 else pages
         slots = np.zeros(len(lengths), dtype=np.int64) if slots is None else slots
@@ -233,22 +242,19 @@ class SequenceInfo:
         token_ids, slots = padded(token_ids, step.padding_tokens, 0), padded(slots, step.padding, 0)
         tables = np.pad(tables, ((0, 0), (0, step.padding), (0, 0)))
         assert len(token_ids) == len(step.positions)
-        layout = self.buffer.layout_for(len(token_ids))
+        layout = self.buffer.layout_for(len(token_ids), by_row=after is not None)
         layout.host["input_ids"][: len(token_ids)] = token_ids
         if self.adapters:
             layout.host[ADAPTER_IDS][: len(token_ids)] = adapter
             self.is_adapted = adapter > 0
         self._shown = self._decoded = None
         self._write_tables(layout, step, tables, len(slots))
-        self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
-        self._finish(
-            layout,
-            step,
-            slots,
-            step.ends - 1 if logits_rows is None else logits_rows,
-            rope_length,
-            position_ids,
-        )
+        wanted = step.ends - 1 if logits_rows is None else logits_rows
+        if after is None:
+            self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
+        else:
+            wanted = self._write_choice(layout, step, slots, wanted, after, size)
+        self._finish(layout, step, slots, wanted, rope_length, position_ids, after is not None)
 
     def set_decode_example(self, size: int, kv_len: int = 1) -> None:
         """Write a decode batch of `size` sequences with `kv_len` keys each, which all share the
@@ -270,6 +276,24 @@ class SequenceInfo:
         lengths = np.array([self.max_seq_len] * full + [rest] * (rest > 0))
         ids = np.zeros(lengths.sum(), dtype=np.int64)
         self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
+
+    def set_drafts_example(self, size: StepSizes, *, padding: bool = True) -> None:
+        """Write a step of `size.tokens` tokens that checks as many drafts in each of its sequences, of
+        which there is one less than `size.sequences`.
+        """
+        count = size.sequences - 1
+        lengths = np.full(count, size.tokens // count)
+        behind = max(min(_EXAMPLE_CONTEXT, self.max_seq_len) - size.tokens // count, 0)
+        rows = np.arange(size.rows)
+        self.set_batch(
+            np.zeros(size.tokens, dtype=np.int64),
+            np.full(count, behind),
+            lengths,
+            self._example_pages(count),
+            rows,
+            size=size if padding else None,
+            after=rows + 1,
+        )
 
     def set_step_example(self, size: StepSizes, *, whole: bool, padding: bool = True) -> None:
         """Write a step of `size.tokens` tokens, at most the longest sequence's: of one prompt that
@@ -336,14 +360,40 @@ class SequenceInfo:
         return laid_out(self._range, starts, lengths, added)
 
     def _captured_size(
-        self, slots: IntArray, starts: IntArray, lengths: IntArray | None
+        self,
+        slots: IntArray,
+        starts: IntArray,
+        lengths: IntArray | None,
+        logits_rows: IntArray | None,
     ) -> StepSizes | None:
-        """Return the size of the captured step that serves one that reads prompts, if any does."""
-        if self.captured is None or lengths is None or lengths.max() == 1:
+        """Return the size of the captured step that serves one of several tokens a sequence, if any
+        does.
+        """
+        known = self.captured if logits_rows is None else self.captured_drafts
+        if known is None or lengths is None or lengths.max() == 1:
             return None
         if self.adapters and self.rows.adapters[slots].any():
             return None
-        return self.captured.serving(int(lengths.sum()), len(starts), whole=not starts.any())
+        rows = len(starts if logits_rows is None else logits_rows)
+        sizes = StepSizes(int(lengths.sum()), len(starts), rows)
+        return known.serving(sizes, whole=not starts.any())
+
+    def _write_choice(
+        self,
+        layout: Layout,
+        step: StepLayout,
+        slots: IntArray,
+        places: IntArray,
+        after: IntArray,
+        size: StepSizes | None,
+    ) -> IntArray:
+        """Write what tokens are chosen with from the rows of logits at `places`; return these, with
+        rows of the spare slot up to a captured step's `size`.
+        """
+        padding = 0 if size is None else size.rows - len(places)
+        owners = padded(slots[step.sequence[places]], padding, 0)
+        self.rows.write_choice(layout.host, owners, padded(after, padding, 1))
+        return padded(places, padding, 0)
 
     def _write_mapping(
         self, layout: Layout, group: int, pages: IntArray, positions: IntArray
@@ -417,6 +467,7 @@ class SequenceInfo:
         wanted: IntArray,
         rope_length: int,
         position_ids: IntArray | None,
+        by_row: bool,
     ) -> None:
         """Write the numbers that depend on neither tokens nor pages, and make the graph's inputs.
 
@@ -437,12 +488,16 @@ class SequenceInfo:
         positions[given:] = max(rope_length - 1, 0)
         whole = step.longest > 1 and step.kv_lens.sum() == tokens
         self.numbers[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
-        self.show_inputs(layout, StepSizes(tokens, sequences, len(wanted)))
+        self.show_inputs(layout, StepSizes(tokens, sequences, len(wanted)), by_row=by_row)
 
-    def show_inputs(self, layout: Layout, sizes: StepSizes) -> None:
-        """Make the graph's inputs those of a step of these sizes, written to the layout."""
+    def show_inputs(self, layout: Layout, sizes: StepSizes, *, by_row: bool = False) -> None:
+        """Make the graph's inputs those of a step of these sizes, written to the layout; `by_row`: a
+        token is chosen from each row of logits, and not for each sequence.
+        """
         self.buffer.written(layout)
         self.sizes = sizes
-        captured = self.captured is not None and sizes in self.captured.times
-        self.inputs = layout.inputs(sizes, self._info, kept=captured)
-        self.choice = layout.choices(sizes.sequences)
+        known = self.captured_drafts if by_row else self.captured
+        kept = known is not None and sizes in known.times
+        self.inputs = layout.inputs(sizes, self._info, kept=kept)
+        rows = sizes.rows if by_row else sizes.sequences
+        self.choice = layout.choices(rows, by_row=by_row)

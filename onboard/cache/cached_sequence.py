@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class CachedSequenceInterface:
         self.num_pages = 0
         """Number of pages of a cache without a window, the spare page 0 included."""
         self.latest = LatestTokens(info.num_slots, info.device, info.codebooks, ranks)
-        self._known: tuple[nn.Module, int, list[str]] | None = None
+        self._known: WeakKeyDictionary[nn.Module, tuple[int, list[str]]] = WeakKeyDictionary()
         if self.whole:
             self._fit_groups()
 
@@ -218,8 +219,8 @@ class CachedSequenceInterface:
         return wanted_logits(self.call(gm), self.info.args, self._names(gm))
 
     def next_tokens(self, gm: nn.Module) -> Chosen:
-        """Run `gm` and choose one token for each sequence, padding included; both results are valid
-        until the next call.
+        """Run `gm` and choose one token for each sequence, or row of logits of a step with drafts,
+        padding included; both results are valid until the next call.
         """
         if self.orders is not None:
             self.orders.choose()
@@ -271,23 +272,13 @@ class CachedSequenceInterface:
             filtered=info.rows.filtered,
         )
 
-    def choose_rows(self, logits: torch.Tensor, slots: IntArray, lengths: IntArray) -> torch.Tensor:
-        """Choose a token from each of several rows of a sequence's logits [rows, vocabulary]; return
-        them, [rows].
-
-        `lengths` [rows] are the tokens of the sequence in each of `slots` [rows] that a row has read.
-        """
-        rows = self.info.rows
-        numbers = {**rows.choice_of(slots, lengths), "state_slots": slots, "kv_lens": lengths}
-        args = {name: torch.from_numpy(each).to(self.info.device) for name, each in numbers.items()}
-        return self.latest.choose(logits, args, drawn=rows.drawn, filtered=rows.filtered)
-
     def _names(self, gm: nn.Module) -> list[str]:
         """Return the names of the inputs of `gm`; kept until its graph changes."""
         size = len(gm.graph.nodes) if hasattr(gm, "graph") else 0  # type: ignore[union-attr, arg-type]
-        if self._known is None or self._known[:2] != (gm, size):
-            self._known = gm, size, input_names(gm)
-        return self._known[2]
+        known = self._known.get(gm)
+        if known is None or known[0] != size:
+            known = self._known[gm] = size, input_names(gm)
+        return known[1]
 
 
 def _carries(resource: CacheResource) -> bool:

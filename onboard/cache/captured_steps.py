@@ -1,5 +1,5 @@
-"""Which captured step serves a step that reads prompts: one of more tokens and sequences, to which
-it is padded.
+"""Which captured step serves a step that reads prompts or drafts: one of more tokens, sequences and
+rows of logits, to which it is padded.
 """
 
 from __future__ import annotations
@@ -22,21 +22,25 @@ class StepTimes(NamedTuple):
 
 @dataclass
 class CapturedSteps:
-    """The captured steps that read prompts."""
+    """The captured steps that read prompts, or drafts."""
 
     longest: int
     """Tokens of the longest sequence: padding is one."""
     times: dict[StepSizes, dict[bool, StepTimes]] = field(default_factory=dict)
     """By size, and whether all sequences begin with the step; sizes ascend."""
 
-    def serving(self, tokens: int, sequences: int, *, whole: bool) -> StepSizes | None:
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.times)
+
+    def serving(self, step: StepSizes, *, whole: bool) -> StepSizes | None:
         """Return the smallest size with room for a step and at least one sequence of padding; None if
         there is none, or the step is faster by itself.
         """
         for below, size in self._pairs():
-            missing = size.tokens - tokens
-            if 0 <= missing <= self.longest and sequences < size.sequences:
-                return size if self._is_faster(below, size, tokens, whole) else None
+            fits = step.sequences < size.sequences and step.rows <= size.rows
+            if fits and 0 <= size.tokens - step.tokens <= self.longest:
+                return size if self._is_faster(below, size, step.tokens, whole) else None
         return None
 
     def _pairs(self) -> Iterator[tuple[StepSizes, StepSizes]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onboard.cache.step_buffer import CHOICE_NAMES
+from onboard.cache.step_buffer import CHOICE_NAMES, ROW_NAMES
 from onboard.cache.token_masks import TokenMasks
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.ops import has_triton
@@ -25,7 +25,7 @@ from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens
 from onboard.parallel.ranks import ALONE, Ranks
 
 Chosen = tuple[Tensor, Callable[[], Tensor]]
-"""A step's tokens [sequences], and a function that returns the logits they were chosen from."""
+"""A step's tokens [rows], and a function that returns the logits they were chosen from."""
 
 
 class LatestTokens:
@@ -72,10 +72,8 @@ class LatestTokens:
 
         `drawn` and `filtered` are those of `choose_tokens`.
         """
-        how, slots, lengths = (
-            [args[name] for name in CHOICE_NAMES],
-            args["state_slots"],
-            args["kv_lens"],
+        how, (slots, lengths) = (
+            [args[name] for name in names] for names in (CHOICE_NAMES, ROW_NAMES)
         )
         if self._kernels is not None:
             chosen: Tensor = self._kernels.choose_and_keep(
@@ -97,9 +95,9 @@ class LatestTokens:
         filtered: bool = True,
     ) -> tuple[Tensor, Any]:
         """Replace placeholder tokens, run `gm` with the inputs `names`, choose tokens; return the
-        tokens [sequences], padding included, and the output of `gm`.
+        tokens [rows of logits], padding included, and the output of `gm`.
 
-        `args` holds these inputs, `CHOICE_NAMES`, `state_slots` and `kv_lens`.
+        `args` holds these inputs, `CHOICE_NAMES` and `ROW_NAMES`.
         """
         output = gm(
             **{name: args[name] for name in names} | {"input_ids": self.fill(args["input_ids"])}
@@ -123,7 +121,7 @@ class LatestTokens:
         else:
             tokens = self.choose(logits, args, drawn=drawn, filtered=filtered)
         if self._ranks.told_tokens:
-            self._tell(tokens, args["state_slots"])
+            self._tell(tokens, args[ROW_NAMES[0]])
         return tokens
 
     def _tell(self, tokens: Tensor, slots: Tensor) -> None:

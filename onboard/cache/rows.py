@@ -9,7 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from onboard.cache.step_buffer import CHOICE_NAMES, SAMPLING_NAMES, HostFields, IntArray
+from onboard.cache.step_buffer import (
+    CHOICE_NAMES,
+    ROW_NAMES,
+    SAMPLING_NAMES,
+    HostFields,
+    IntArray,
+)
 from onboard.ops.sampling.sampling import uniforms
 
 
@@ -102,17 +108,19 @@ class SequenceRows:
         """Write the sampling parameters and random numbers of a step; `lengths` [sequences] are the
         cached tokens after it.
         """
-        self._write_parameters(host, self.sampling[slots].T)
+        columns = self.sampling[slots].T
+        for name, column in zip(SAMPLING_NAMES, columns, strict=True):
+            host[name][: len(column)] = column
+        self._look_at(columns)
         self.write_uniforms(host, slots, lengths)
 
-    def choice_of(self, slots: IntArray, lengths: IntArray) -> dict[str, IntArray]:
-        """Return sampling parameters and random numbers by `CHOICE_NAMES`, for a token after `lengths`
-        [rows] tokens of the sequence in each of `slots` [rows], whose sampling `drawn` and `filtered`
-        speak of then.
+    def write_choice(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
+        """Write what tokens are chosen with from rows of logits: after `lengths` [rows] tokens of the
+        sequence in each of `slots` [rows].
         """
-        self._look_at(self.sampling[slots].T)
-        parameters = dict(zip(SAMPLING_NAMES, self.sampling[slots].T, strict=True))
-        return {**parameters, CHOICE_NAMES[-1]: uniforms(self.keys[slots], lengths)}
+        for name, values in zip(ROW_NAMES, (slots, lengths), strict=True):
+            host[name][: len(values)] = values
+        self.write_sampling(host, slots, lengths)
 
     def write_uniforms(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
         """Write the random numbers alone; the sequences are those of the last `write_sampling`.
@@ -125,11 +133,6 @@ class SequenceRows:
         elif self.drawn:
             counters = lengths[:, None] * self.codebooks + np.arange(self.codebooks)
             host[CHOICE_NAMES[-1]][: len(slots)] = uniforms(self.keys[slots][:, None], counters)
-
-    def _write_parameters(self, host: HostFields, columns: npt.NDArray[np.float32]) -> None:
-        for name, column in zip(SAMPLING_NAMES, columns, strict=True):
-            host[name][: len(column)] = column
-        self._look_at(columns)
 
     def _look_at(self, columns: npt.NDArray[np.float32]) -> None:
         temperature, top_k, top_p, min_p = columns

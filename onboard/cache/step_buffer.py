@@ -12,10 +12,10 @@ Order of host and device:
    so it never overwrites numbers that a kernel still reads.
 4. An event after the copy is what point 1 waits for.
 
-Fields with an entry for each token exist twice: decode-sized in front of the fields with an entry
-for each sequence, and full-sized behind them. So a decode step copies the first two parts and any
-other step the last two: one contiguous copy of no more than it needs, and every input of a captured
-CUDA graph keeps its address.
+Fields with an entry for each token, or for each chosen one, exist twice: decode-sized in front of
+the fields with an entry for each sequence, and full-sized behind them. So a decode step copies the
+first two parts and any other step the last two: one contiguous copy of no more than it needs, and
+every input of a captured CUDA graph keeps its address.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ ADAPTER_IDS = "adapter_ids"
 """For each token 0, or 1 + the index of its adapter; only where a run has adapters."""
 SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
 CHOICE_NAMES = (*SAMPLING_NAMES, "uniform")
-"""The arguments of `choose_tokens` after the logits, in its order, each [sequences]."""
+"""The arguments of `choose_tokens` after the logits, in its order, each [rows of logits]."""
+ROW_NAMES = ("row_slots", "row_lengths")
+"""Of each row of logits the slot of its sequence, and that sequence's tokens up to it."""
+_OF_SEQUENCES = ("state_slots", "kv_lens")
+"""The same where a step has a row for each sequence's last token."""
+MOST_ROWS = 256
+"""Rows of logits of a step with drafts; each is as long as the vocabulary."""
 _Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -77,13 +83,23 @@ class Layout:
     """The bytes of the buffers that such a step copies."""
     views: dict[StepSizes, dict[str, torch.Tensor]] = field(default_factory=dict)
     """Inputs of earlier decode steps, and of other captured ones."""
-    chosen: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    chosen: dict[tuple[int, bool], dict[str, torch.Tensor]] = field(default_factory=dict)
 
-    def choices(self, sequences: int) -> dict[str, torch.Tensor]:
-        """Return the device's sampling fields for some sequences, the same tensors each time."""
-        if sequences not in self.chosen:
-            self.chosen[sequences] = {name: self.device[name][:sequences] for name in CHOICE_NAMES}
-        return self.chosen[sequences]
+    def choices(self, rows: int, *, by_row: bool = False) -> dict[str, torch.Tensor]:
+        """Return what tokens are chosen with from rows of logits, by `CHOICE_NAMES` and `ROW_NAMES`:
+        views of the device buffer, the same tensors each time.
+
+        Without `by_row` there is a row for each sequence.
+        """
+        if (rows, by_row) not in self.chosen:
+            sources = ROW_NAMES if by_row else _OF_SEQUENCES
+            fields = {name: name for name in CHOICE_NAMES} | dict(
+                zip(ROW_NAMES, sources, strict=True)
+            )
+            self.chosen[rows, by_row] = {
+                name: self.device[source][:rows] for name, source in fields.items()
+            }
+        return self.chosen[rows, by_row]
 
     def counts(self, sizes: StepSizes) -> dict[str, int]:
         """Return how many entries a step has of each field that the graph reads."""
@@ -93,7 +109,7 @@ class Layout:
         return {
             name: sizes.sequences if name in tables else known.get(name, sizes.tokens)
             for name in self.host
-            if name not in CHOICE_NAMES
+            if name not in (*CHOICE_NAMES, *ROW_NAMES)
         }
 
     def inputs(
@@ -176,13 +192,15 @@ class StepBuffer:
         """Return the smallest layout that fits."""
         return next(each for each in self.layouts if tokens <= each.tokens)
 
-    def layout_for(self, tokens: int) -> Layout:
-        """Return the smallest layout that fits, after waiting until the host may write to it."""
+    def layout_for(self, tokens: int, *, by_row: bool = False) -> Layout:
+        """Return the smallest layout that fits, after waiting until the host may write to it; with
+        `by_row` one that has fields for rows of logits.
+        """
         if self._copied is not None:
             # The last step's copy may still read the host buffer. It is among that step's first
             # work, so with steps launched ahead the host waits for the step before it, not for it.
             self._copied.synchronize()
-        return self.layout_of(tokens)
+        return self.layouts[-1] if by_row else self.layout_of(tokens)
 
     def written(self, layout: Layout) -> None:
         """Record that a step's numbers are complete in the host buffer."""
@@ -249,14 +267,19 @@ def _by_token(tokens: int, groups: int, adapters: bool) -> _Shapes:
     return dict.fromkeys(names, ((tokens,), torch.int64))
 
 
-def _by_sequence(sequences: int, pages: int, groups: int, codebooks: int) -> _Shapes:
+def _by_row(rows: int, codebooks: int) -> _Shapes:
+    return {
+        **dict.fromkeys(SAMPLING_NAMES, ((rows,), torch.float32)),
+        "uniform": ((rows,) if codebooks == 1 else (rows, codebooks), torch.float64),
+    }
+
+
+def _by_sequence(sequences: int, pages: int, groups: int) -> _Shapes:
     tables = [table_names(group)[0] for group in range(groups)]
     return {
         "cu_seqlens": ((sequences + 1,), torch.int32),
         "kv_lens": ((sequences,), torch.int32),
         "state_slots": ((sequences,), torch.int64),
-        **dict.fromkeys(SAMPLING_NAMES, ((sequences,), torch.float32)),
-        "uniform": ((sequences,) if codebooks == 1 else (sequences, codebooks), torch.float64),
         **dict.fromkeys(tables, ((sequences, pages), torch.int32)),
     }
 
@@ -274,9 +297,11 @@ def _parts(
     """Return the three parts of the buffers, in order: a decode step copies the first two, any
     other step the last two.
     """
-    by_sequence = _by_sequence(sequences, pages, groups, codebooks)
-    small, large = (_by_token(each, groups, adapters) for each in (sequences, tokens))
-    return small, by_sequence, large
+    rows = sequences + MOST_ROWS
+    small = _by_token(sequences, groups, adapters) | _by_row(sequences, codebooks)
+    large = _by_token(tokens, groups, adapters) | _by_row(rows, codebooks)
+    large |= dict.fromkeys(ROW_NAMES, ((rows,), torch.int64))
+    return small, _by_sequence(sequences, pages, groups), large
 
 
 def _num_bytes(shapes: _Shapes) -> int:

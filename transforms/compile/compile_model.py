@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -17,12 +17,18 @@ from onboard.cache.cached_sequence import input_names
 from onboard.cache.step_buffer import StepSizes
 from onboard.errors import UsageError
 from onboard.graph.compile.capture import capture_sizes
-from onboard.graph.compile.captured_prompts import CapturedPrompts, obstacle, step_sizes
+from onboard.graph.compile.captured_prompts import (
+    CapturedPrompts,
+    draft_sizes,
+    obstacle,
+    step_sizes,
+)
 from onboard.graph.compile.cuda_graph import CapturedDecode
 from onboard.graph.compile.pieces import CannotSplitError
 from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
 from onboard.graph.compile.streams import in_one_stream
 from onboard.graph.context import TransformContext
+from onboard.graph.draft_heads.add_heads import draft_length
 from onboard.graph.fx import graph_modules
 from onboard.graph.lora.without_adapters import without_adapters
 from onboard.graph.transform import (
@@ -66,7 +72,8 @@ class CompileModelConfig(TransformConfig):
     """
     step_num_tokens: list[PositiveInt] | None = None
     """Token counts of steps that read prompts to capture whole, attention included, with
-    torch-cudagraph and where the graph's operators allow it; None: eight from 64 to 1024.
+    torch-cudagraph and where the graph's operators allow it; None: eight from 64 to 1024. Steps that
+    check drafts are captured beside them.
     """
 
     @model_validator(mode="after")
@@ -83,6 +90,13 @@ class CompileModelConfig(TransformConfig):
                 "compile_model has piecewise_num_tokens without piecewise_enabled", hint="Enable it"
             )
         return self
+
+
+class _Steps(NamedTuple):
+    """The sizes of steps that are captured whole."""
+
+    prompts: Sequence[StepSizes] = ()
+    drafts: Sequence[StepSizes] = ()
 
 
 @register_transform("compile_model")
@@ -110,12 +124,15 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             # Ranks that follow do not know whose adapters a step has.
             alone = whole is gm and context.cache.ranks.world_size == 1
             plain = without_adapters(gm) if alone else None
-            steps = self._steps(pieces.gm, context) if pieces is not None and whole is gm else []
+            steps = _Steps()
+            if pieces is not None and whole is gm:
+                steps = self._steps(pieces.gm, context)
             whole = captured = self._captured(pieces or whole, context, plain)
             # With adapters and drafts there are steps of few tokens that no whole graph serves.
-            served = [] if plain is not None or context.runtime.speculative.draft else steps
+            few = plain is not None or context.runtime.speculative.draft
+            served = [] if few else steps.prompts
             matches += len(captured.sizes) + self._capture_pieces(pieces, served, context)
-            if steps and pieces is not None and pieces.sizes:
+            if any(steps) and pieces is not None and pieces.sizes:
                 captured.prompts = prompts = CapturedPrompts(context.cache)
                 matches += self._capture_steps(prompts, plain or gm, pieces, steps, context)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
@@ -231,26 +248,31 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             )
         return len(pieces.sizes)
 
-    def _steps(self, gm: fx.GraphModule, context: TransformContext) -> list[StepSizes]:
-        """Return the sizes of the steps that read prompts to capture whole."""
-        info = context.cache.info
+    def _steps(self, gm: fx.GraphModule, context: TransformContext) -> _Steps:
+        """Return the sizes of the steps that read prompts or drafts to capture whole."""
+        info, wanted = context.cache.info, context.runtime.speculative
         if reason := obstacle(gm, context.cache):
-            fact = f"{self.key}: steps that read prompts are not captured whole: {reason}"
+            read = "prompts or drafts" if wanted.draft else "prompts"
+            fact = f"{self.key}: steps that read {read} are not captured whole: {reason}"
             context.facts.append(fact)
-            return []
-        limits = info.limits.most_tokens, info.max_batch_size, info.max_seq_len
-        return step_sizes(self.config.step_num_tokens, *limits)
+            return _Steps()
+        limits = info.limits.most_tokens, info.max_batch_size
+        prompts = step_sizes(self.config.step_num_tokens, *limits, info.max_seq_len)
+        most = draft_length(wanted.num_tokens, len(context.draft_heads))
+        return _Steps(prompts, draft_sizes(most, *limits) if wanted.draft else ())
 
     def _capture_steps(
         self,
         prompts: CapturedPrompts,
         gm: nn.Module,
         pieces: PiecewiseGraph,
-        steps: Sequence[StepSizes],
+        steps: _Steps,
         context: TransformContext,
     ) -> int:
-        """Capture steps that read prompts; return for how many sizes."""
-        prompts.capture(gm, pieces, steps)
+        """Capture steps that read prompts or drafts; return for how many sizes."""
+        prompts.capture(gm, pieces, steps.prompts)
+        if steps.drafts:
+            prompts.capture(gm, pieces, steps.drafts, drafts=True)
         if prompts.left_out:
             fact = f"no steps of {prompts.left_out} tokens are captured whole, their memory is not free"
             context.facts.append(f"{self.key}: {fact}")

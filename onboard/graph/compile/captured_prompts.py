@@ -1,4 +1,5 @@
-"""Steps that read prompts, beside sequences that decode or not, as one CUDA graph each.
+"""Steps that read prompts, beside sequences that decode or not, as one CUDA graph each, and steps that
+check drafts, which are read like prompts and have a row of logits for each token.
 
 In pieces (`piecewise.py`) the host launches attention between them, layer by layer, and takes longer
 for that than the device for a small model's step. Where what attention launches follows from the
@@ -19,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.cache.captured_steps import CapturedSteps, StepTimes
-from onboard.cache.step_buffer import StepSizes
-from onboard.graph.compile.capture import has_room, shortest_time
+from onboard.cache.step_buffer import MOST_ROWS, StepSizes
+from onboard.graph.compile.capture import capture_sizes, has_room, shortest_time
 from onboard.graph.compile.captured_step import CapturedStep, borrowed, captured_graph
 from onboard.graph.fx import op_name, placeholders
 from onboard.ops.library import declared
@@ -29,6 +30,8 @@ NUMBERS = (64, 128, 192, 256, 384, 512, 768, 1024)
 """Of tokens: with more the device takes longer than the host, and the library's attention of whole
 prompts, which no graph has, gains more than a graph.
 """
+MOST_DRAFTED = 16
+"""Sequences of a captured step that checks drafts: with more the device takes longer than the host."""
 
 
 def step_sizes(
@@ -39,12 +42,25 @@ def step_sizes(
     """
     numbers = NUMBERS if wanted is None else wanted
     fitting = sorted({each for each in numbers if each <= max_num_tokens and each < max_seq_len})
-    rows = {each: min(max_batch_size + 1, each) for each in fitting}
+    # Fewer sequences than tokens: as many would be a decode step
+    rows = {each: min(max_batch_size + 1, each - 1) for each in fitting}
     return [StepSizes(each, rows[each], rows[each]) for each in fitting if rows[each] > 1]
 
 
+def draft_sizes(num_drafts: int, max_num_tokens: int, max_batch_size: int) -> list[StepSizes]:
+    """Return the sizes of steps that check `num_drafts` in each of some sequences, ascending; one
+    sequence more is padding.
+    """
+    batches = capture_sizes(None, min(max_batch_size, MOST_DRAFTED))
+    tokens = {each: each * (1 + num_drafts) for each in batches}
+    most = min(max_num_tokens, MOST_ROWS)
+    return [
+        StepSizes(tokens[each], each + 1, tokens[each]) for each in batches if tokens[each] <= most
+    ]
+
+
 def obstacle(gm: fx.GraphModule, cache: CachedSequenceInterface) -> str:
-    """Return why steps that read prompts cannot be whole CUDA graphs, "" when they can."""
+    """Return why steps that read prompts or drafts cannot be whole CUDA graphs, "" when they can."""
     if cache.ranks.world_size > 1:
         return "several ranks compute them"
     if cache.latest.landed is None:
@@ -65,13 +81,14 @@ def obstacle(gm: fx.GraphModule, cache: CachedSequenceInterface) -> str:
 
 
 class CapturedPrompts:
-    """The graphs, by size."""
+    """The graphs, by size; no step with drafts has the size of one without."""
 
     def __init__(self, cache: CachedSequenceInterface) -> None:
         self.left_out: list[int] = []
         """Numbers of tokens that were not captured for lack of memory."""
         self._cache = cache
         self._graphs: dict[StepSizes, CapturedStep] = {}
+        self._pool: Any = None
 
     @property
     def sizes(self) -> list[StepSizes]:
@@ -79,27 +96,40 @@ class CapturedPrompts:
         return sorted(self._graphs)
 
     @torch.inference_mode()
-    def capture(self, gm: nn.Module, otherwise: nn.Module, sizes: Sequence[StepSizes]) -> None:
+    def capture(
+        self,
+        gm: nn.Module,
+        otherwise: nn.Module,
+        sizes: Sequence[StepSizes],
+        *,
+        drafts: bool = False,
+    ) -> None:
         """Capture a step of `gm` for each size, the largest first, in one memory pool; time it, and
         beside it the same without its graph, by `otherwise`. Steps are padded to sizes from then on.
+
+        The steps read prompts, or check `drafts`.
         """
-        info, pool = self._cache.info, torch.cuda.graph_pool_handle()
+        info = self._cache.info
         names, steps = input_names(gm), CapturedSteps(info.max_seq_len - 1, {s: {} for s in sizes})
-        info.captured = steps
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        if drafts:
+            info.captured_drafts = steps
+        else:
+            info.captured = steps
         for size in sorted(sizes, reverse=True):
-            info.set_step_example(size, whole=False)
+            self._set_example(size, drafts)
             run = self._run(gm, names)
             if not self._graphs and not has_room(run, info.device):
                 self.left_out.append(size.tokens)
                 del steps.times[size]
                 continue
             described = f"a step of {size.tokens} tokens of {size.sequences} sequences"
-            graph, results = captured_graph(run, described, pool)
+            graph, results = captured_graph(run, described, self._pool)
             # One step runs at a time: the results of all may lie in the same memory
             lent = pytree.tree_map_only(Tensor, borrowed, results)
             self._graphs[size] = CapturedStep(graph, info.inputs, self._cache.caches, *lent)
-        for size in self.sizes:
-            steps.times[size] = self._times(size, otherwise, names)
+        for size in steps.times:
+            steps.times[size] = self._times(size, otherwise, names, drafts)
 
     def replay(
         self, inputs: Mapping[str, Tensor], caches: Mapping[str, Tensor]
@@ -107,8 +137,11 @@ class CapturedPrompts:
         """Replay what was captured for a step, behind the copy of its numbers; return None for a step
         that was not padded to a captured size.
         """
-        sequences = len(inputs["kv_lens"])
-        size = StepSizes(inputs["input_ids"].shape[1], sequences, sequences)
+        size = StepSizes(
+            inputs["input_ids"].shape[1],
+            len(inputs["kv_lens"]),
+            len(inputs["logits_gather_indices"]),
+        )
         captured = self._graphs.get(size)
         if captured is None or captured.inputs is not inputs:
             return None
@@ -117,20 +150,29 @@ class CapturedPrompts:
         captured.graph.replay()
         return captured
 
+    def _set_example(
+        self, size: StepSizes, drafts: bool, whole: bool = False, *, padding: bool = True
+    ) -> None:
+        """Write an example of a step of a size."""
+        if drafts:
+            self._cache.info.set_drafts_example(size, padding=padding)
+        else:
+            self._cache.info.set_step_example(size, whole=whole, padding=padding)
+
     def _run(self, gm: nn.Module, names: Sequence[str]) -> Callable[[], tuple[Tensor, Any]]:
         """Return what runs the step that was written last."""
         args = {**self._cache.args, **self._cache.info.choice}
         return partial(self._cache.latest.run, gm, args, names)
 
     def _times(
-        self, size: StepSizes, otherwise: nn.Module, names: Sequence[str]
+        self, size: StepSizes, otherwise: nn.Module, names: Sequence[str], drafts: bool
     ) -> dict[bool, StepTimes]:
         times, info = {}, self._cache.info
-        for whole in (False, True):
-            info.set_step_example(size, whole=whole)
+        for whole in (False,) if drafts else (False, True):  # what has drafts has begun before
+            self._set_example(size, drafts, whole)
             info.buffer.upload()
             captured = shortest_time(self._graphs[size].graph.replay, info.device)
-            info.set_step_example(size, whole=whole, padding=False)
+            self._set_example(size, drafts, whole, padding=False)
             times[whole] = StepTimes(
                 captured, shortest_time(self._run(otherwise, names), info.device)
             )

@@ -68,7 +68,7 @@ class CapturedDecode(ChoosesTokens):
         self._info: SequenceInfo | None = None
         self._masks: MaskBuffer | None = None
         self.prompts: CapturedPrompts | None = None
-        """Captured steps that read prompts."""
+        """Captured steps that read prompts or drafts."""
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -187,7 +187,7 @@ class CapturedDecode(ChoosesTokens):
     def _read_prompts(
         self, inputs: Mapping[str, torch.Tensor], caches: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, Any] | None:
-        """Replay a captured step that reads prompts."""
+        """Replay a captured step that reads prompts or drafts."""
         captured = None if self.prompts is None else self.prompts.replay(inputs, caches)
         if captured is None:
             return None

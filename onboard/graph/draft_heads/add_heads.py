@@ -76,6 +76,13 @@ def add_heads(gm: fx.GraphModule, context: TransformContext) -> list[HeadGraph]:
     return graphs
 
 
+def draft_length(wanted: int, heads: int) -> int:
+    """Return how many tokens a draft has: one of each of several heads, and as many as `wanted` where
+    a single one goes on, or no head drafts.
+    """
+    return min(wanted, heads) if heads > 1 else wanted
+
+
 def _context(
     context: TransformContext, factory: HeadFactory, shared: dict[str, nn.Parameter]
 ) -> TransformContext:

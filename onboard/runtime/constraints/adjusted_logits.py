@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from onboard.cache.token_masks import TokenMasks, masked
+from onboard.cache.token_masks import TokenMasks
 from onboard.runtime.scheduling.request import Request
 
 Wanted = Sequence[tuple[int, Request]]
@@ -40,12 +40,3 @@ def changed_logits(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor | None:
         assert request.adjustments is not None
         request.adjustments.change(changed[row], request.prompt, request.generated)
     return changed
-
-
-def adjusted_logits(logits: torch.Tensor, wanted: Wanted) -> torch.Tensor:
-    """Return logits [rows, vocabulary] as requests want them; tokens that may not come have
-    -inf.
-    """
-    changed = changed_logits(logits, wanted)
-    masks = token_masks(wanted, *logits.shape)
-    return masked(logits if changed is None else changed, masks.on(logits.device))

@@ -17,14 +17,12 @@ from operator import attrgetter
 
 import numpy as np
 
+from onboard.cache.step_buffer import MOST_ROWS
 from onboard.errors import OnboardError
 from onboard.runtime.length_dependent_rope import LengthDependentRope
 from onboard.runtime.scheduling.decode_run import DecodeRun
 from onboard.runtime.scheduling.request import Chunk, FinishReason, Request, Step
 from onboard.runtime.scheduling.sequence_pages import SequencePages
-
-MOST_ROWS = 256
-"""Rows of logits of a step with drafts; each is as long as the vocabulary."""
 
 _in_order = attrgetter("order")
 

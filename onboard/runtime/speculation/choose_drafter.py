@@ -99,7 +99,7 @@ def check_drafts(context: TransformContext) -> None:
             "the model cannot take tokens back: it has several codebooks, or rotary tables by length",
             hint="Leave the drafts out",
         )
-    if context.device.type == "cuda":
+    if context.device.type == "cuda" and not cache.info.captured_drafts:
         context.facts.append("drafts: steps that check some run without a CUDA graph")
 
 

@@ -25,10 +25,6 @@ class DraftedRows:
 
     places: IntArray
     """[rows] index of each row's token in the row of tokens."""
-    slots: IntArray
-    """[rows] slot of its sequence."""
-    lengths: IntArray
-    """[rows] tokens of its sequence up to it."""
     first: IntArray
     """[sequences] the first row of each."""
     drafts: Sequence[tuple[int, ...]]
@@ -58,12 +54,9 @@ def drafted_rows(step: Step) -> DraftedRows:
     first = np.cumsum(counts) - counts
     owners = np.repeat(np.arange(len(counts)), counts)
     after = np.arange(counts.sum()) - np.repeat(first + counts, counts)  # 1 before the end: -1
-    cached = np.array([chunk.sequence.num_cached for chunk in step.chunks])
-    lengths = np.array([chunk.length for chunk in step.chunks])
+    ends = np.cumsum([chunk.length for chunk in step.chunks])
     return DraftedRows(
-        places=np.cumsum(lengths)[owners] + after,
-        slots=step.rows.slots[owners],
-        lengths=(cached + lengths)[owners] + after + 1,
+        places=ends[owners] + after,
         first=first,
         drafts=drafts,
         adjusted=[(int(first[index]), request) for index, request in step.rows.adjusted],

@@ -11,7 +11,7 @@ from torch import nn
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.cache.step_buffer import IntArray
-from onboard.runtime.constraints.adjusted_logits import adjusted_logits
+from onboard.runtime.constraints.adjusted_logits import changed_logits, token_masks
 from onboard.runtime.multimodal.image_steps import ImageSteps
 from onboard.runtime.scheduling.engine_stats import EngineStats
 from onboard.runtime.scheduling.pending_step import PendingStep
@@ -54,15 +54,24 @@ class DraftedSteps:
                 self.scheduler.memory.back_up(chunk.sequence)
                 read = [chunk.sequence.tokens[-1], *chunk.drafts]
                 info.rows.put(chunk.sequence.slot, chunk.sequence.num_cached, read)
+        images = step.reads_images()
         info.set_rows(
-            step.rows.slots, step.lengths, position_ids=position_ids, logits_rows=rows.places
+            step.rows.slots,
+            step.lengths,
+            position_ids=position_ids,
+            logits_rows=rows.places,
+            captured=not images,
         )
-        graph = self.images.graph(step) if step.reads_images() else self.gm
-        logits = self.cache.logits(graph)[: len(rows.places)]
-        changed = adjusted_logits(logits, rows.adjusted) if rows.adjusted else logits
-        tokens = self.cache.choose_rows(changed, rows.slots, rows.lengths)
+        tokens, logits = self.cache.next_tokens(self.images.graph(step) if images else self.gm)
+        if rows.adjusted:
+            own = logits()
+            masks = token_masks(rows.adjusted, *own.shape)
+            changed = changed_logits(own, rows.adjusted)
+            tokens = self.cache.choose_again(own, masks, self.gm, changed)
         self.scheduler.launched(step)
-        return PendingStep(step, tokens.tolist, logits if step.rows.wants_logprobs else None, rows)
+        return PendingStep(
+            step, tokens.tolist, logits() if step.rows.wants_logprobs else None, rows
+        )
 
     def take_in(self, pending: PendingStep) -> Iterator[tuple[Request, int, int]]:
         """Wait for a step; yield the tokens that it chose until one has ended its request, each with

@@ -16,10 +16,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
-from onboard.cache.next_token import wanted_logits
+from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.cache.step_buffer import IntArray, table_names
-from onboard.graph.draft_heads.add_heads import HeadGraph
+from onboard.graph.draft_heads.add_heads import HeadGraph, draft_length
 from onboard.runtime.scheduling.request import Request
 
 
@@ -67,7 +66,7 @@ class HeadDrafter:
         self, heads: Sequence[HeadGraph], cache: CachedSequenceInterface, num_tokens: int
     ) -> None:
         self.heads, self._cache = list(heads), cache
-        self.most = num_tokens if len(heads) == 1 else min(num_tokens, len(heads))
+        self.most = draft_length(num_tokens, len(heads))
         """Tokens of a draft."""
         self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
         own = cache.metadata_names(["block_table"], cache.resources[heads[0].reads])
@@ -103,10 +102,7 @@ class HeadDrafter:
             self._hand_on(head, chains, further)
         rows = [self._wanted(chain, number, further) for chain in chains]
         self._shorten(head, rows, number)
-        logits = self._run(head, rows, number)
-        slots = np.array([chain.request.slot for chain in chains])
-        lengths = np.array([len(chain.request.tokens) + step for chain in chains])
-        tokens = self._cache.choose_rows(logits[: len(chains)], slots, lengths).tolist()
+        tokens = self._run(head, rows, number)[: len(chains)].tolist()
         for chain, token in zip(chains, tokens, strict=True):
             chain.known.rows[number] = len(chain.request.tokens) - 1 - number
             chain.drafts += [token] if token >= 0 else []  # below 0: logits were no numbers
@@ -128,9 +124,10 @@ class HeadDrafter:
             self._run(head, now, number)
 
     def _run(self, head: HeadGraph, rows: Sequence[_Rows], number: int) -> torch.Tensor:
-        """Compute rows; return the logits of the last one of each, padding included."""
-        info, cache = self._cache.info, self._cache
+        """Compute rows; return the token chosen from the last one of each, padding included."""
+        info = self._cache.info
         slots = np.array([each.chain.request.slot for each in rows])
+        stops = np.array([each.stop for each in rows])
         places = [range(each.start, each.stop) for each in rows]
         tokens = [
             each.chain.token(place + 1 + number)
@@ -140,13 +137,13 @@ class HeadDrafter:
         info.set_batch(
             np.array(tokens),
             np.array([each.start for each in rows]),
-            np.array([each.stop - each.start for each in rows]),
+            stops - np.array([each.start for each in rows]),
             info.rows.tables[:, slots, : info.rows.widths[slots].max()],
             slots=slots,
             position_ids=np.concatenate([np.array(own) for own in places]) + 1 + number,
+            after=stops + 1 + number,
         )
-        args, names = cache.args, input_names(head.gm)
-        return wanted_logits(head.gm(**{name: args[name] for name in names}), args, names)
+        return self._cache.next_tokens(head.gm)[0]
 
     def _hand_on(self, head: HeadGraph, chains: Sequence[_Chain], further: int) -> None:
         """Let the next row begin with the hidden state that came out of the one before it."""

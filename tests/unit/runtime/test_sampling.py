@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onboard.cache.next_token import LatestTokens
-from onboard.cache.step_buffer import CHOICE_NAMES
+from onboard.cache.step_buffer import CHOICE_NAMES, ROW_NAMES
 from onboard.errors import UsageError
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens, uniforms
 from onboard.runtime.logprobs import logprobs
@@ -212,7 +212,7 @@ def test_what_is_no_token_is_not_looked_up_by_the_next_step() -> None:
     args = dict(
         zip(CHOICE_NAMES, [*_rows([SamplingParams(temperature=0)]), _uniform(1)], strict=True)
     )
-    args |= {"state_slots": torch.tensor([2]), "kv_lens": torch.tensor([5])}
+    args |= dict(zip(ROW_NAMES, (torch.tensor([2]), torch.tensor([5])), strict=True))
     chosen = latest.choose(
         torch.full((1, VOCABULARY), torch.nan), args, drawn=False, filtered=False
     )

@@ -1,20 +1,24 @@
-"""Steps that read prompts, padded to sizes that were captured: every token is transformers' own, and
-a step that is faster by itself is left as it is.
+"""Steps that read prompts or drafts, padded to sizes that were captured: every token is transformers'
+own, and a step that is faster by itself is left as it is.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from onboard.cache.captured_steps import CapturedSteps, StepTimes
 from onboard.cache.step_buffer import StepSizes
+from onboard.graph.compile.captured_prompts import draft_sizes
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling_params import SamplingParams
+from onboard.testing.soak import in_double
 from tests.support.runtime.tiny import TINY, Tiny
+from tests.unit.runtime.test_speculation import KnownDrafts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 FASTER = dict.fromkeys((True, False), StepTimes(0.5, 1.0))
@@ -120,5 +124,68 @@ def test_the_size_that_serves_a_step(
     times: dict[StepSizes, Any] = dict.fromkeys(SIZES, FASTER)
     times[SIZES[0]] = {True: StepTimes(1.0, 1.0), False: StepTimes(1.0, 1.0)}
     times[SIZES[1]] = {True: StepTimes(2.0, 3.0), False: StepTimes(4.0, 3.0)}
-    served = CapturedSteps(63, times).serving(tokens, sequences, whole=whole)
+    served = CapturedSteps(63, times).serving(StepSizes(tokens, sequences, sequences), whole=whole)
+    assert (served and served.tokens) == size
+
+
+DRAFTED = draft_sizes(3, 64, 4)
+
+
+def _check_drafts(model: Tiny, wishes: list[dict[str, Any]], **settings: Any) -> None:
+    """Compare a drafting engine whose steps are padded with one that has no drafts."""
+    each = [SamplingParams(**{"max_tokens": 14, "logprobs": 2, **wish}) for wish in wishes]
+    prompts = [_prompt(random.randrange(2, 14)) for _ in wishes]
+    plain, engine = (in_double(model.engine(**settings)) for _ in range(2))
+    expected = [plain.submit(*asked)[0] for asked in zip(prompts, each, strict=True)]
+    plain.run()
+    known = {tuple(each.prompt): each.generated for each in expected}
+    engine = replace(engine, drafter=KnownDrafts(known, random.randrange(2**31)))
+    info, sizes = engine.cache.info, set()
+    info.captured_drafts = CapturedSteps(63, dict.fromkeys(DRAFTED, FASTER))
+    found = [engine.submit(*asked)[0] for asked in zip(prompts, each, strict=True)]
+    engine.run(lambda step: sizes.add(info.sizes) if step.num_drafts else None)
+    assert [each.generated for each in found] == [each.generated for each in expected]
+    for mine, other in zip(found, expected, strict=True):
+        for one, another in zip(mine.logprobs, other.logprobs, strict=True):
+            assert one == pytest.approx(another, abs=1e-9)
+    assert engine.stats.accepted_tokens > 10
+    assert len(sizes & set(DRAFTED)) > 1
+
+
+def test_drafts_and_choices_of_their_rows(llama: Tiny) -> None:
+    """Beside prompts, and requests whose logits are changed, which have no drafts."""
+    greedy = {"temperature": 0.0}
+    penalty = {"temperature": 0.0, "repetition_penalty": 1.3}
+    first = {"temperature": 0.0, "max_tokens": 48}  # the last steps have it alone
+    _check_drafts(llama, [first, {"seed": 3, "top_k": 9}, greedy, penalty, {"seed": 5}, greedy])
+
+
+def test_drafts_in_windows(tiny: Callable[..., Tiny]) -> None:
+    model = tiny("mistral", own_file=False, sliding_window=6)
+    greedy = {"temperature": 0.0}
+    _check_drafts(model, [{**greedy, "max_tokens": 48}, greedy, greedy, greedy], max_num_tokens=24)
+
+
+def test_sizes_of_drafts() -> None:
+    assert [StepSizes(4, 2, 4), StepSizes(8, 3, 8), StepSizes(16, 5, 16)] == DRAFTED
+    assert [each.sequences for each in draft_sizes(1, 8192, 256)] == [2, 3, 5, 9, 17]
+    assert [each.tokens for each in draft_sizes(31, 100, 6)] == [32, 64]
+    assert [each.tokens for each in draft_sizes(31, 8192, 64)] == [32, 64, 128, 256]
+    assert [each.rows for each in draft_sizes(2, 8192, 6)] == [3, 6, 12, 18]
+
+
+@pytest.mark.parametrize(
+    ("step", "size"),
+    [
+        ((4, 1, 4), 4),
+        ((3, 1, 3), 4),
+        ((5, 2, 5), 8),
+        ((4, 2, 4), 8),
+        ((12, 2, 9), 16),
+        ((17, 2, 5), None),
+    ],
+)
+def test_the_size_that_serves_drafts(step: tuple[int, int, int], size: int | None) -> None:
+    captured = CapturedSteps(63, dict.fromkeys(DRAFTED, FASTER))
+    served = captured.serving(StepSizes(*step), whole=False)
     assert (served and served.tokens) == size
