@@ -86,7 +86,21 @@ def _parsed(module: ModuleType) -> ModuleSource:
             _enter(source.classes, node, module)
         elif isinstance(node, ast.FunctionDef):
             _enter(source.functions, node, module)
+    for made in filter(None, map(_named_lambda, source.tree.body)):
+        source.functions.setdefault(made.name, made)
     return source
+
+
+def _named_lambda(statement: ast.stmt) -> ast.FunctionDef | None:
+    """Return `name = lambda ...: value` as the function that it is."""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Name(id=name)], value=ast.Lambda(args=args, body=body) as node
+        ):
+            returned = ast.copy_location(ast.Return(body), node)
+            made = ast.FunctionDef(name, args, [returned], [], None, None)
+            return ast.copy_location(made, node)
+    return None
 
 
 def _enter(table: dict[str, Any], node: ast.ClassDef | ast.FunctionDef, module: ModuleType) -> None:
@@ -198,6 +212,10 @@ def _only_wraps(cls: type, name: str) -> bool:
 def function_node(function: Any) -> ast.FunctionDef | None:
     """Return the definition of a function of a module, or of a class's static method; else None."""
     source = module_source(function.__module__)
+    if function.__name__ == "<lambda>":
+        line = function.__code__.co_firstlineno
+        named = (item for item in source.functions.values() if item.lineno == line)
+        return next(named, None)
     owner = source.classes.get(function.__qualname__.rpartition(".")[0])
     if owner is None:
         return source.functions.get(function.__name__)

@@ -283,3 +283,28 @@ class OneModule(Mixture):
         outs = outs * (weights.flatten()[order].view(-1, 1) * self.scale)
         y = torch.zeros_like(flat).index_add(0, tokens, outs)
         return y.view(x.shape)
+
+
+class SortedBeside(Mixture):
+    """Tokens sorted by expert, whose outputs are scattered onto what a shared expert gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = Expert(8, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.view(-1, x.shape[-1])
+        weights, chosen = self.route(flat)
+        shared = self.shared(flat)
+        order = torch.argsort(chosen.view(-1), stable=True)
+        of_them, expert_of = weights.view(-1)[order], chosen.view(-1)[order]
+        places = (order // self.k).unsqueeze(-1).expand(-1, flat.shape[-1])
+        given = torch.gather(flat, dim=0, index=places)
+        made = torch.zeros_like(given)
+        for i in range(len(self.experts)):
+            mask = expert_of == i
+            if mask.any():
+                made[mask] = self.experts[i](given[mask])
+        made = made * of_them.unsqueeze(-1)
+        y = shared.scatter_add(dim=0, index=places, src=made)
+        return y.view(x.shape)

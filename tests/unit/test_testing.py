@@ -28,6 +28,7 @@ from onboard.testing import (
     record_calls,
     rmse_ratio,
 )
+from onboard.testing.compare import NOTES
 from onboard.testing.suite import EquivalenceSuite, Exact, Pair
 from onboard.workflow.processes.pytest_run import run_pytest
 from tests.support.warm import Warm
@@ -580,3 +581,11 @@ def test_a_field_that_transformers_does_not_heed_is_named(tmp_path: Path) -> Non
         match=r"reads LlamaConfig\.of_a_later_version, of which transformers .* 99.0.0",
     ):
         generated_causal_lm(path, config)
+
+
+def test_a_block_that_no_token_reaches_is_not_compared_and_says_so() -> None:
+    NOTES.clear()
+    assert_rmse_close(torch.zeros(0, 4), torch.zeros(0, 4), 1e-5, "experts.3")
+    assert NOTES.pop() == "experts.3: no token reached it, so nothing was compared"
+    with pytest.raises(AssertionError, match="the shape is"):
+        assert_rmse_close(torch.zeros(2, 4), torch.zeros(0, 4), 1e-5, "experts.3")

@@ -85,8 +85,8 @@ class MixtureParameters(Parameters):
     weights: Identifier | None
     weighting: Literal["each", "all", "none"] = "each"
     """Weights of the choices, or of all experts, from which the choices pick; or all are 1."""
-    base: bool = False
-    """What the experts make is added to the result, which was made before."""
+    base: Identifier | None = None
+    """What the experts' outputs are added to, the result itself perhaps; None: to nothing."""
     in_rows: bool
     router: AttributePath | None = None
     """The linear layer whose softmax chooses, where the statements choose the experts, too."""

@@ -4,7 +4,7 @@ weights of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class Roles:
     weights: str | None
     weighting: str
     base: str | None
-    """What the experts' outputs are added to, like x: the result, made before."""
+    """What the experts' outputs are added to, like x: made before, the result itself perhaps."""
 
 
 def roles_of(
@@ -47,12 +47,21 @@ def roles_of(
     floats = [name for name in names if name not in chosen]
     for x in floats:
         rest = [name for name in floats if name != x]
-        base = result if result in rest and _alike(variables, x, result) else None
-        weights = [name for name in rest if name != base]
-        if len(weights) < 2 and 1 <= choices(variables, x, chosen[0]) <= experts:
+        if not 1 <= choices(variables, x, chosen[0]) <= experts:
+            continue
+        for base in _bases(variables, x, rest, result):
+            weights = [name for name in rest if name != base]
             of_them = weights[0] if weights else None
-            for weighting in _weightings(variables, x, chosen[0], of_them, experts):
-                yield Roles(x, chosen[0], of_them, weighting, base)
+            ways = _weightings(variables, x, chosen[0], of_them, experts)
+            yield from (Roles(x, chosen[0], of_them, way, base) for way in ways if len(weights) < 2)
+
+
+def _bases(
+    variables: Mapping[str, Any], x: str, rest: Sequence[str], result: str
+) -> list[str | None]:
+    """Return what the experts' outputs may be added to: the result, where that was there before."""
+    alike = [name for name in rest if _alike(variables, x, name)]
+    return [result] if result in alike else [None, *(alike if result not in rest else [])]
 
 
 def _alike(variables: Mapping[str, Any], one: str, other: str) -> bool:

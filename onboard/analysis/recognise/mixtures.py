@@ -48,6 +48,7 @@ from onboard.analysis.recognise.stretches import (
     read_first,
     regions_of,
     result_of,
+    sorts_around,
 )
 from onboard.ops.linear.activation import ACTIVATIONS
 from onboard.verify.error import rmse_ratio, worst
@@ -69,6 +70,21 @@ def probe_mixture(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | N
         module: the candidate.
         calls: what it was called with.
     """
+    fits = _fits(module, calls)
+    first = next(fits, None)
+    if first is None:
+        return None
+    region, found = first
+    if sorts_around(type(module), region):  # what is sorted before is of the mixture, too
+        whole = (each for other, each in fits if not sorts_around(type(module), other))
+        found = next(whole, found)
+    return Finding(KIND, found[0], [found[1]])
+
+
+def _fits(
+    module: nn.Module, calls: Sequence[ModuleCall]
+) -> Iterator[tuple[Region, tuple[dict[str, Any], str]]]:
+    """Yield the regions that are a mixture, with its parameters and how well it fits."""
     seen: dict[tuple[str, int], dict[str, Any]] | None = None
     for names, experts, forms in _candidates(module) if calls else ():
         seen = locals_of(module, calls[0]) if seen is None else seen
@@ -79,8 +95,7 @@ def probe_mixture(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | N
                     None if variables is None else fit(module, experts, region, variables, forms)
                 )
                 if found is not None:
-                    return Finding(KIND, found[0], [found[1]])
-    return None
+                    yield region, found
 
 
 def _candidates(
@@ -251,7 +266,7 @@ def _place(region: Region, result: str) -> dict[str, Any]:
 def _of_roles(roles: Roles, variables: dict[str, Any]) -> dict[str, Any]:
     chosen, k = variables[roles.indices], choices(variables, roles.x, roles.indices)
     in_rows = chosen.dim() > 1 and chosen.shape[-1] == k
-    return {**vars(roles), "base": roles.base is not None, "in_rows": in_rows}
+    return {**vars(roles), "in_rows": in_rows}
 
 
 _Made = tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, Any]]

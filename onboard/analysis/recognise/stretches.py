@@ -214,3 +214,15 @@ def function_of(
     exec(f"def region({', '.join(variables)}):\n{body}", names)  # of code that was run before
     function: Callable[..., Any] = names["region"]
     return function
+
+
+def sorts_around(cls: type, region: Region) -> bool:
+    """Whether a region's method sorts something outside of it."""
+    method = find_method(cls, region.method)
+    inside = {id(node) for statement in region.statements for node in ast.walk(statement)}
+    return method is not None and any(
+        isinstance(node, ast.Attribute)
+        and node.attr in ("argsort", "sort")
+        and id(node) not in inside
+        for node in ast.walk(method[1])
+    )

@@ -66,6 +66,15 @@ def test_a_loop_over_experts_is_recognised(
     assert isinstance(first, ast.Assign | ast.AnnAssign)  # what the loop fills stands inside
 
 
+def test_what_sorts_tokens_by_expert_is_of_the_mixture() -> None:
+    module, seed = _made(expert_loops.SortedBeside)
+    found = probe_mixture(module, [_called(module, seed)])
+    assert found is not None
+    facts = found.parameters
+    roles = [facts[role] for role in ("x", "indices", "weights", "base", "result")]
+    assert roles == ["flat", "chosen", "weights", "shared", "y"]
+
+
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0), (5, 8)])
 def test_a_tensor_without_a_share_of_the_choices_is_not_what_experts_read(
     shape: tuple[int, ...],

@@ -54,11 +54,8 @@ class Frame:
     """The loops that the evaluated statement lies in: the variables before each."""
     layers: list[nn.Module] | None = None
     """The modules of the class that get to the evaluated branch; None: no branch tells."""
-
     names: dict[str, str] = field(default_factory=dict)
-    """What variables are called that have other names in the source: those of a body that stands in
-    the place of a call.
-    """
+    """Other names of the source's variables, in a body that stands in the place of a call."""
     numbered: list[tuple[str, str, str]] = field(default_factory=list)
     """Of each loop over modules and their numbers: the variables of both, and the attribute that
     holds the modules.

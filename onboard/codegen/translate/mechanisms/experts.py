@@ -191,8 +191,8 @@ class Mixtures(Mechanism):
         if found.router is not None:
             _choose(found, found.router, frame)
         mixed = _mixed(found, frame)
-        if found.base:
-            mixed = ast.BinOp(frame.code(name(found.result)), ast.Add(), mixed)
+        if found.base is not None:
+            mixed = ast.BinOp(frame.code(name(found.base)), ast.Add(), mixed)
         frame.bind(found.result, Code(mixed), statements[0])
         last = statements[found.count - 1]
         end = [ast.Return(name(found.result))] if isinstance(last, ast.Return) else []
@@ -205,7 +205,7 @@ def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> lis
     """
     text = _SUM.format(
         result=found.result,
-        base=found.result if found.base else f"{found.x}.new_zeros(())",
+        base=found.base or f"{found.x}.new_zeros(())",
         experts=found.experts,
         weights=_times_weights(found),
         indices=_rows_of(found.indices, found),

@@ -420,7 +420,10 @@ def rope_default(translator: Translator, cls: type) -> MethodText:
     execute(node.body, frame)
     for statement, value in frame.returns:
         statement.value = value.code()
-    types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
+    config = config_of(translator, cls)
+    types = {"config": type(config).__name__, "layer_type": "str"}
+    if not any(isinstance(each, dict) for each in (config.rope_parameters or {}).values()):
+        types["layer_type"] = "str | None = None"  # all kinds of layers have the same
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
     body = tidy_text(cleanup.clean(frame.out), frame.source)
     return MethodText("plain_rope", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod")

@@ -1,0 +1,79 @@
+"""Helpers of repositories that have a name without a definition of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.odd_code import GENERATE, run_apart, save_odd
+
+_HEAD = """
+watched = lambda _: None
+halved = lambda x, by=2.0: x / by
+"""
+_MLP = """
+y = self.down(F.silu(self.gate(x)) * self.up(x))
+watched(y)
+return y + halved(x)
+"""
+_ROTARY = """
+
+class Rotary(nn.Module):
+    def __init__(self, config, device=None):
+        super().__init__()
+        self.rope_type = "default"
+        self.max_seq_len_cached = config.max_position_embeddings
+        self.original_max_seq_len = config.max_position_embeddings
+        self.config = config
+        self.rope_init_fn = ROPE_INIT_FUNCTIONS[self.rope_type]
+        inv_freq, self.attention_scaling = self.rope_init_fn(self.config, device)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.original_inv_freq = self.inv_freq
+
+    def compute_default_rope_parameters(self, config=None, device=None, seq_len=None, layer_type=None):
+        known = config or self.config
+        known.standardize_rope_params()
+        rope = known.rope_parameters[layer_type] if layer_type is not None else known.rope_parameters
+        dim = known.hidden_size // known.num_attention_heads
+        places = torch.arange(0, dim, 2, dtype=torch.int64).to(device=device, dtype=torch.float)
+        return 1.0 / (rope["rope_theta"] ** (places / dim)), 1.0
+
+    @torch.no_grad()
+    def forward(self, x, position_ids):
+        inv = self.inv_freq[None, :, None].float().expand(position_ids.shape[0], -1, 1).to(x.device)
+        freqs = (inv.float() @ position_ids[:, None, :].float()).transpose(1, 2)
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = emb.cos() * self.attention_scaling, emb.sin() * self.attention_scaling
+        return cos.to(dtype=x.dtype), sin.to(dtype=x.dtype)
+
+"""
+_ATTENTION = """
+b, t, _ = x.shape
+q, k, v = (y.view(b, t, self.heads, self.size).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
+cos, sin = (y.unsqueeze(1) for y in self.rotary(x, position_ids))
+def turn(y):
+    first, second = y.chunk(2, -1)
+    return y * cos + torch.cat((-second, first), -1) * sin
+q, k = turn(q), turn(k)
+y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+return self.out(y.transpose(1, 2).reshape(b, t, -1))
+"""
+
+
+def test_a_lambda_of_the_module_is_a_function(tmp_path: Path) -> None:
+    folder = save_odd(tmp_path / "odd_lambda", head=_HEAD, mlp=_MLP)
+    found = run_apart(GENERATE, [folder])["odd_lambda"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
+    assert "watched" not in found["text"]
+
+
+def test_default_frequencies_that_take_a_kind_of_layer_which_none_has(tmp_path: Path) -> None:
+    head = "from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS\n" + _ROTARY
+    folder = save_odd(tmp_path / "odd_rope", head=head, attention=_ATTENTION)
+    file = folder / "modeling_odd.py"
+    made = "        self.theta = config.rope_theta"
+    text = file.read_text().replace(made, f"{made}\n        self.rotary = Rotary(config)")
+    file.write_text(text)
+    found = run_apart(GENERATE, [folder])["odd_rope"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
