@@ -29,8 +29,6 @@ METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch
 """The metadata of an op over pages."""
 STATE_METADATA_NAMES = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")
 """The metadata of a recurrence, which keeps one state for each sequence."""
-_EXAMPLE_CONTEXT = 1024
-"""Tokens that sequences have behind them which decode in an example beside a prompt."""
 
 
 class SequenceInfo:
@@ -131,7 +129,8 @@ class SequenceInfo:
         self._decoded: IntArray | None = (
             None  # the very slots of the last step, if it was a plain decode step
         )
-        self.set_decode_example(1)
+        one = np.ones(1, dtype=np.int64)
+        self.set_batch(0 * one, 0 * one, one, np.zeros((groups, 1, 1), dtype=np.int64))
 
     def set_rows(
         self,
@@ -256,56 +255,6 @@ class SequenceInfo:
             wanted = self._write_choice(layout, step, slots, wanted, after, size)
         self._finish(layout, step, slots, wanted, rope_length, position_ids, after is not None)
 
-    def set_decode_example(self, size: int, kv_len: int = 1) -> None:
-        """Write a decode batch of `size` sequences with `kv_len` keys each, which all share the
-        pages from 1 on.
-
-        For warm-up, measurement and capture: its shapes are those of a real step, its results are
-        meaningless.
-        """
-        kv = np.full(size, kv_len)
-        self.set_batch(
-            np.zeros(size, dtype=np.int64), kv - 1, np.ones_like(kv), self._example_pages(size)
-        )
-
-    def set_prefill_example(self, tokens: int) -> None:
-        """Write a prefill of `tokens` tokens, in sequences of the maximum length that share their
-        pages.
-        """
-        full, rest = divmod(min(tokens, self.max_batch_size * self.max_seq_len), self.max_seq_len)
-        lengths = np.array([self.max_seq_len] * full + [rest] * (rest > 0))
-        ids = np.zeros(lengths.sum(), dtype=np.int64)
-        self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
-
-    def set_drafts_example(self, size: StepSizes, *, padding: bool = True) -> None:
-        """Write a step of `size.tokens` tokens that checks as many drafts in each of its sequences, of
-        which there is one less than `size.sequences`.
-        """
-        count = size.sequences - 1
-        lengths = np.full(count, size.tokens // count)
-        behind = max(min(_EXAMPLE_CONTEXT, self.max_seq_len) - size.tokens // count, 0)
-        rows = np.arange(size.rows)
-        self.set_batch(
-            np.zeros(size.tokens, dtype=np.int64),
-            np.full(count, behind),
-            lengths,
-            self._example_pages(count),
-            rows,
-            size=size if padding else None,
-            after=rows + 1,
-        )
-
-    def set_step_example(self, size: StepSizes, *, whole: bool, padding: bool = True) -> None:
-        """Write a step of `size.tokens` tokens, at most the longest sequence's: of one prompt that
-        begins (`whole`), or of one that goes on, beside sequences that decode.
-        """
-        decoding = 0 if whole else (size.sequences - 1) // 2
-        lengths = np.array([1] * decoding + [size.tokens - decoding])
-        behind = min(_EXAMPLE_CONTEXT, self.max_seq_len) - 1
-        starts = np.array([behind] * decoding + [0 if whole else 1])
-        ids, pages = np.zeros(size.tokens, dtype=np.int64), self._example_pages(len(lengths))
-        self.set_batch(ids, starts, lengths, pages, size=size if padding else None)
-
     @property
     def args(self) -> dict[str, torch.Tensor]:
         """The graph's inputs for this step; starts their copy to the device."""
@@ -332,12 +281,6 @@ class SequenceInfo:
     def num_bytes(self) -> int:
         """Bytes of a step's inputs on the device."""
         return self.buffer.num_bytes
-
-    def _example_pages(self, sequences: int) -> IntArray:
-        order = np.arange(self.pages_per_sequence)
-        return np.stack(
-            [np.tile(1 + order % max(size - 1, 1), (sequences, 1)) for size in self.pool_sizes]
-        )
 
     def _step(
         self,

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.cache.captured_steps import CapturedSteps, StepTimes
+from onboard.cache.examples import set_drafts_example, set_step_example
 from onboard.cache.step_buffer import MOST_ROWS, StepSizes
 from onboard.graph.compile.capture import capture_sizes, has_room, shortest_time
 from onboard.graph.compile.captured_step import CapturedStep, borrowed, captured_graph
@@ -155,9 +156,9 @@ class CapturedPrompts:
     ) -> None:
         """Write an example of a step of a size."""
         if drafts:
-            self._cache.info.set_drafts_example(size, padding=padding)
+            set_drafts_example(self._cache.info, size, padding=padding)
         else:
-            self._cache.info.set_step_example(size, whole=whole, padding=padding)
+            set_step_example(self._cache.info, size, whole=whole, padding=padding)
 
     def _run(self, gm: nn.Module, names: Sequence[str]) -> Callable[[], tuple[Tensor, Any]]:
         """Return what runs the step that was written last."""
