@@ -4,6 +4,7 @@ is another one.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from onboard.cache.cached_sequence import input_names
 from onboard.errors import UsageError
+from onboard.graph.draft_heads.head_tensors import find_heads, heads_of_config
+from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Request
@@ -221,8 +224,32 @@ def test_what_own_heads_do_not_go_with_is_refused(llama: Any, tmp_path: Path) ->
         llama.engine(**drafting, mode="hf")
     with pytest.raises(UsageError, match="do not draft with adapters"):
         llama.engine(**drafting, lora={"a": str(tmp_path)})
-    with pytest.raises(UsageError, match="do not draft with random weights"):
+    with pytest.raises(UsageError, match="config has none of num_nextn_predict_layers"):
         llama.engine(**drafting, skip_loading_weights=True)
+
+
+def test_random_weights_have_the_heads_that_the_config_names(tmp_path: Path) -> None:
+    """They are what is found in a checkpoint of these names, and draft."""
+    model = _made(tmp_path, "three in turn").tiny
+    file = model.checkpoint / "config.json"
+    config = {**json.loads(file.read_text()), "num_nextn_predict_layers": 3}
+    layers, size = list(model.hf.model.layers), config["hidden_size"]
+    names = open_checkpoint(model.checkpoint).names()
+    found = find_heads(layers, size, model.hf.state_dict(), names)
+    assert heads_of_config(config, "model.layers", layers) == found
+    file.write_text(json.dumps(config))
+    (model.checkpoint / "model.safetensors").unlink()
+    settings: dict[str, Any] = {"skip_loading_weights": True}
+    plain = in_double(model.engine(**settings))
+    engine = in_double(model.engine(**settings, speculative={"draft": "mtp"}))
+    assert _drafter(engine).most == 3
+    greedy, answers = SamplingParams(temperature=0.0, max_tokens=20), []
+    for each in (plain, engine):
+        output = each.submit([3, 1, 4, 1, 5], greedy)[0]
+        each.run()
+        answers.append(output.generated)
+    assert answers[0] == answers[1]
+    assert engine.stats.drafted_tokens > 20
 
 
 def test_a_head_that_has_no_layer_like_the_models_is_refused(tmp_path: Path) -> None:
