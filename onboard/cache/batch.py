@@ -170,8 +170,8 @@ class SequenceInfo:
             wanted = step.ends - 1
             self.rows.write_sampling(layout.host, slots, step.kv_lens)
         else:
-            after = step.positions[logits_rows] + 1
-            wanted = self._write_choice(layout, step, slots, logits_rows, after, size)
+            rows, after = slots[step.sequence[logits_rows]], step.positions[logits_rows] + 1
+            wanted = self._write_choice(layout, logits_rows, rows, after, size)
         self._finish(layout, step, slots, wanted, rope_length, position_ids, by_row)
 
     def _decode_on(self, slots: IntArray, starts: IntArray) -> None:
@@ -252,7 +252,8 @@ class SequenceInfo:
         if after is None:
             self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
         else:
-            wanted = self._write_choice(layout, step, slots, wanted, after, size)
+            rows = slots if logits_rows is None else slots[step.sequence[wanted]]
+            wanted = self._write_choice(layout, wanted, rows, after, size)
         self._finish(layout, step, slots, wanted, rope_length, position_ids, after is not None)
 
     @property
@@ -324,19 +325,19 @@ class SequenceInfo:
     def _write_choice(
         self,
         layout: Layout,
-        step: StepLayout,
-        slots: IntArray,
         places: IntArray,
+        slots: IntArray,
         after: IntArray,
         size: StepSizes | None,
     ) -> IntArray:
-        """Write what tokens are chosen with from the rows of logits at `places`; return these, with
+        """Write what tokens are chosen with from the rows of logits at `places`: those of sequences in
+        `slots` [rows], `after` so many tokens, which padding has none of. Return the places, with
         rows of the spare slot up to a captured step's `size`.
         """
-        padding = 0 if size is None else size.rows - len(places)
-        owners = padded(slots[step.sequence[places]], padding, 0)
-        self.rows.write_choice(layout.host, owners, padded(after, padding, 1))
-        return padded(places, padding, 0)
+        count = len(places) if size is None else size.rows
+        slots, after = padded(slots, count - len(slots), 0), padded(after, count - len(after), 1)
+        self.rows.write_choice(layout.host, slots, after)
+        return padded(places, count - len(places), 0)
 
     def _write_mapping(
         self, layout: Layout, group: int, pages: IntArray, positions: IntArray

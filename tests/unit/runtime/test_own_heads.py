@@ -145,6 +145,7 @@ def test_drafts_are_those_of_the_heads_alone(kind: str, tmp_path: Path) -> None:
     engine = model.tiny.engine(
         speculative={"draft": "mtp", "num_tokens": 4}, max_num_tokens=9, kv_cache_config=settings
     )
+    engine.cache.info.decode_sizes = [2, 4]  # as on a GPU
     drafter = in_double(engine).drafter
     drafter.__class__ = Watched
     assert isinstance(drafter, Watched)
@@ -158,6 +159,21 @@ def test_drafts_are_those_of_the_heads_alone(kind: str, tmp_path: Path) -> None:
     for text, drafts in seen:
         assert drafts == doubled.chain(text, len(drafts)), text
     assert max(len(drafts) for _, drafts in seen) == drafter.most
+
+
+def test_heads_draw_in_steps_that_are_padded(tmp_path: Path) -> None:
+    """As decode steps are where their sizes are captured."""
+    model, answers = _made(tmp_path, "two in turn").tiny, []
+    prompts = [[random.randrange(1, 90) for _ in range(length)] for length in (3, 14, 7)]
+    for settings in ({}, {"speculative": {"draft": "mtp"}}):
+        engine = in_double(model.engine(**settings))
+        engine.cache.info.decode_sizes = [2, 4]
+        params = SamplingParams(max_tokens=18, seed=5, ignore_eos=True)
+        outputs = [engine.submit(prompt, params)[0] for prompt in prompts]
+        engine.run()
+        answers.append([output.generated for output in outputs])
+    assert answers[0] == answers[1]
+    assert engine.stats.drafted_tokens > 40
 
 
 class Informed(HeadDrafter):
