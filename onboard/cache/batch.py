@@ -15,9 +15,11 @@ from onboard.cache.captured_steps import CapturedSteps
 from onboard.cache.rows import SequenceRows
 from onboard.cache.step_buffer import (
     ADAPTER_IDS,
+    PLAIN,
     IntArray,
     Layout,
     StepBuffer,
+    StepKind,
     StepSizes,
     padded,
     table_names,
@@ -172,7 +174,8 @@ class SequenceInfo:
         else:
             rows, after = slots[step.sequence[logits_rows]], step.positions[logits_rows] + 1
             wanted = self._write_choice(layout, logits_rows, rows, after, size)
-        self._finish(layout, step, slots, wanted, rope_length, position_ids, by_row)
+        kind = StepKind(by_row, size is not None)
+        self._finish(layout, step, slots, wanted, rope_length, position_ids, kind)
 
     def _decode_on(self, slots: IntArray, starts: IntArray) -> None:
         """Write the next decode step of an unchanged batch: only the numbers that have changed.
@@ -254,7 +257,8 @@ class SequenceInfo:
         else:
             rows = slots if logits_rows is None else slots[step.sequence[wanted]]
             wanted = self._write_choice(layout, wanted, rows, after, size)
-        self._finish(layout, step, slots, wanted, rope_length, position_ids, after is not None)
+        kind = StepKind(after is not None, size is not None)
+        self._finish(layout, step, slots, wanted, rope_length, position_ids, kind)
 
     @property
     def args(self) -> dict[str, torch.Tensor]:
@@ -411,7 +415,7 @@ class SequenceInfo:
         wanted: IntArray,
         rope_length: int,
         position_ids: IntArray | None,
-        by_row: bool,
+        kind: StepKind,
     ) -> None:
         """Write the numbers that depend on neither tokens nor pages, and make the graph's inputs.
 
@@ -432,16 +436,12 @@ class SequenceInfo:
         positions[given:] = max(rope_length - 1, 0)
         whole = step.longest > 1 and step.kv_lens.sum() == tokens
         self.numbers[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
-        self.show_inputs(layout, StepSizes(tokens, sequences, len(wanted)), by_row=by_row)
+        self.show_inputs(layout, StepSizes(tokens, sequences, len(wanted)), kind)
 
-    def show_inputs(self, layout: Layout, sizes: StepSizes, *, by_row: bool = False) -> None:
-        """Make the graph's inputs those of a step of these sizes, written to the layout; `by_row`: a
-        token is chosen from each row of logits, and not for each sequence.
-        """
+    def show_inputs(self, layout: Layout, sizes: StepSizes, kind: StepKind = PLAIN) -> None:
+        """Make the graph's inputs those of a step of these sizes, written to the layout."""
         self.buffer.written(layout)
         self.sizes = sizes
-        known = self.captured_drafts if by_row else self.captured
-        kept = known is not None and sizes in known.times
-        self.inputs = layout.inputs(sizes, self._info, kept=kept)
-        rows = sizes.rows if by_row else sizes.sequences
-        self.choice = layout.choices(rows, by_row=by_row)
+        self.inputs = layout.inputs(sizes, self._info, kept=kind.kept)
+        rows = sizes.rows if kind.by_row else sizes.sequences
+        self.choice = layout.choices(rows, by_row=kind.by_row)

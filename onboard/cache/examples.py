@@ -4,11 +4,16 @@ results are meaningless.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from onboard.cache.batch import SequenceInfo
 from onboard.cache.step_buffer import IntArray, StepSizes
 
+Example = Callable[..., None]
+"""Writes the example of a step of a size (`StepSizes`), padded to it or not (`padding`)."""
 _CONTEXT = 1024
 """Tokens that sequences have behind them which decode, or have drafts."""
 
@@ -34,22 +39,33 @@ def set_prefill_example(info: SequenceInfo, tokens: int) -> None:
 
 
 def set_drafts_example(info: SequenceInfo, size: StepSizes, *, padding: bool = True) -> None:
-    """Write a step of `size.tokens` tokens that checks as many drafts in each of its sequences, of
-    which there is one less than `size.sequences`.
+    """Write a step of `size.tokens` tokens, as many in each of its sequences, of which there is one
+    less than `size.sequences`; a token is chosen from each row of logits: from each token's, or from
+    those of the sequences' last ones.
     """
     count = size.sequences - 1
-    lengths = np.full(count, size.tokens // count)
-    behind = max(min(_CONTEXT, info.max_seq_len) - size.tokens // count, 0)
-    rows = np.arange(size.rows)
+    length = size.tokens // count
+    behind = min(_CONTEXT, info.max_seq_len) - length
+    rows = np.arange(size.tokens) if size.rows == size.tokens else None
     info.set_batch(
         np.zeros(size.tokens, dtype=np.int64),
         np.full(count, behind),
-        lengths,
+        np.full(count, length),
         _example_pages(info, count),
         rows,
         size=size if padding else None,
-        after=rows + 1,
+        after=np.ones(count if rows is None else size.rows, dtype=np.int64),
     )
+
+
+def set_heads_example(info: SequenceInfo, size: StepSizes, *, padding: bool = True) -> None:
+    """Write a decode batch of `size.sequences` sequences, which is not padded, for what chooses tokens
+    from rows of logits.
+    """
+    ones = np.ones(size.sequences, dtype=np.int64)
+    behind = np.full(len(ones), info.max_seq_len - 1)
+    pages = _example_pages(info, len(ones))
+    info.set_batch(0 * ones, behind, ones, pages, after=ones)
 
 
 def set_step_example(
@@ -64,6 +80,16 @@ def set_step_example(
     starts = np.array([behind] * decoding + [0 if whole else 1])
     ids, pages = np.zeros(size.tokens, dtype=np.int64), _example_pages(info, len(lengths))
     info.set_batch(ids, starts, lengths, pages, size=size if padding else None)
+
+
+def prompt_examples(info: SequenceInfo) -> dict[bool, Example]:
+    """Return examples of steps that read prompts, by whether all sequences begin."""
+    return {whole: partial(set_step_example, info, whole=whole) for whole in (False, True)}
+
+
+def draft_examples(info: SequenceInfo) -> dict[bool, Example]:
+    """Return the example of steps that check drafts, whose sequences have begun before."""
+    return {False: partial(set_drafts_example, info)}
 
 
 def _example_pages(info: SequenceInfo, sequences: int) -> IntArray:

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.captured_steps import CapturedSteps
 from onboard.config import SpeculativeConfig
 from onboard.graph.assembly.assemble import pipeline_for
 from onboard.graph.context import TransformContext
@@ -43,11 +44,13 @@ class HeadGraph:
     token: the next one, of the first head, and one further for each head after it.
     """
 
-    gm: fx.GraphModule
+    gm: nn.Module
     reads: str
     """The cache with the hidden states that it begins with."""
     keeps: str
     """The cache with those that come out of it, before the output layer."""
+    captured: CapturedSteps | None = None
+    """Its captured steps of several tokens of a request: others are padded to them."""
 
 
 def add_heads(gm: fx.GraphModule, context: TransformContext) -> list[HeadGraph]:

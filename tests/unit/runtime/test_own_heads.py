@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onboard.cache.cached_sequence import input_names
 from onboard.errors import UsageError
+from onboard.graph.draft_heads.captured_heads import captured_head, head_sizes
 from onboard.graph.draft_heads.head_tensors import find_heads, heads_of_config
 from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.runtime.engine import Engine
@@ -24,6 +25,7 @@ from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Request
 from onboard.runtime.speculation.head_drafter import HeadDrafter
 from onboard.testing.soak import Soak, in_double
+from tests.support.graph.captures import stand_in_for_captures
 from tests.support.graph.harness import rmse
 from tests.support.runtime.own_heads import Headed, make_headed
 from tests.unit.runtime.test_speculation import RECURRENT
@@ -174,6 +176,34 @@ def test_heads_draw_in_steps_that_are_padded(tmp_path: Path) -> None:
         answers.append([output.generated for output in outputs])
     assert answers[0] == answers[1]
     assert engine.stats.drafted_tokens > 40
+
+
+@pytest.mark.parametrize("kind", ["one tree", "three in turn"])
+def test_captured_heads_draft_the_same(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture itself is stood in for by the step again."""
+    stand_in_for_captures(monkeypatch)
+    model, found = _made(tmp_path, kind, vocab_size=11).tiny, []
+    prompts = [[random.randrange(1, 11) for _ in range(length)] for length in (3, 14, 7)]
+    for captured in (False, True):
+        engine = in_double(model.engine(speculative={"draft": "mtp", "num_tokens": 3}))
+        engine.cache.info.decode_sizes = [1, 2, 4]
+        drafter = _drafter(engine)
+        if captured:
+            sizes = head_sizes(3, 64, 4, 64)
+            heads = [captured_head(each, engine.cache, [1, 2, 4], sizes) for each in drafter.heads]
+            drafter.heads = heads
+        drafter.__class__ = Watched
+        assert isinstance(drafter, Watched)
+        seen = drafter.watch()
+        params = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)
+        for prompt in prompts:
+            engine.submit(prompt, params)
+        engine.run()
+        found.append(seen)
+    assert found[0] == found[1]
+    assert all(head.gm.replays > 10 for head in heads)
 
 
 class Informed(HeadDrafter):
