@@ -81,7 +81,7 @@ def decoding(engine: Engine, prompts: Sequence[Sequence[int]], output: int) -> I
     """Bring the engine to where it decodes all of a batch; at the end of the block its requests are
     dropped.
     """
-    requests = [request for prompt in prompts for request in engine.submit(prompt, _greedy(output))]
+    requests = [request for prompt in prompts for request in engine.submit(prompt, greedy(output))]
     try:
         while engine.scheduler.busy and not all(request.num_generated > 1 for request in requests):
             engine.step()
@@ -101,7 +101,7 @@ def run_batch(
     its own if `adapters` has any.
     """
     start = time.perf_counter()
-    params = [_greedy(output, name) for name in adapters or [None] * len(prompts)]
+    params = [greedy(output, name) for name in adapters or [None] * len(prompts)]
     requests = [
         request
         for prompt, each in zip(prompts, params, strict=True)
@@ -117,7 +117,8 @@ def run_batch(
     return Run(times[-1], _token_times(times, counts), _decode_steps(times, counts))
 
 
-def _greedy(output: int, lora: str | None = None) -> SamplingParams:
+def greedy(output: int, lora: str | None = None) -> SamplingParams:
+    """Return how requests are measured: they end after `output` tokens alone."""
     return SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True, lora=lora)
 
 

@@ -65,6 +65,7 @@ def _result(result: Result, report: Report) -> dict[str, Any]:
         "share_of_floor": shares(measured.prefill, measured.decode_step, floors),
         "peak_memory": measured.peak_memory,
         "peak_memory_without_spare_cache": peak_without_spare(result, report),
+        **({"drafts": result.drafted.as_dict(measured.runs)} if result.drafted else {}),
         **({"profile": result.profile.as_dict()} if result.profile else {}),
         "peers": {name: _peer(peer, result, floors) for name, peer in result.peers.items()},
     }

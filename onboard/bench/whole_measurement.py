@@ -14,6 +14,12 @@ from typing import Any
 import torch
 
 from onboard.bench.ceilings import Ceilings, measure_ceilings
+from onboard.bench.drafted_runs import (
+    DraftedRuns,
+    Drafting,
+    measure_drafts,
+    without_drafts,
+)
 from onboard.bench.measure import Measured, measure, run_batch
 from onboard.bench.peer_names import PeerName
 from onboard.bench.peers import PeerRun, measure_peer, transformers_model
@@ -44,6 +50,8 @@ class Settings:
     peers: Sequence[PeerName] = ()
     profile: bool = False
     """Whether to record a decode step of each shape."""
+    acceptance: float | None = None
+    """Of drafts that are simulated; None: none are, and the model's own count."""
 
 
 @dataclass
@@ -59,6 +67,8 @@ class Result:
     """Of one decode step."""
     cache_bytes: int = 0
     """Of the caches that this shape alone would need."""
+    drafted: DraftedRuns | None = None
+    """With simulated drafts."""
     peers: dict[PeerName, PeerRun | str] = field(default_factory=dict)
     """What was measured of each peer, or why it could not be."""
 
@@ -204,11 +214,15 @@ def _measure(
         return Result(shape, reason=reason)
     on_progress(f"measuring batch {shape.batch}, context {shape.context}")
     vocabulary = vocabulary_of(subject)
-    measured = measure(
-        engine, shape, vocabulary=vocabulary, seed=settings.seed, repeats=settings.repeats
-    )
+    options: dict[str, Any] = {"seed": settings.seed, "repeats": settings.repeats}
+    plain, drafted = engine, None
+    if settings.acceptance is not None:
+        plain = without_drafts(engine)
+        drafting = Drafting(settings.acceptance, subject.runtime.speculative.num_tokens)
+        drafted = measure_drafts(engine, shape, drafting, vocabulary=vocabulary, **options)
+    measured = measure(plain, shape, vocabulary=vocabulary, **options)
     profile = (
-        profile_decode(engine, shape.prompts(vocabulary, settings.seed), shape.output)
+        profile_decode(plain, shape.prompts(vocabulary, settings.seed), shape.output)
         if settings.profile
         else None
     )
@@ -217,7 +231,7 @@ def _measure(
         (r.num_bytes(shape.batch if r.by_sequence else pages))
         for r in engine.cache.resources.values()
     )
-    return Result(shape, measured, cache_bytes=sum(sizes), profile=profile)
+    return Result(shape, measured, cache_bytes=sum(sizes), profile=profile, drafted=drafted)
 
 
 def why_not(engine: Engine, shape: Shape) -> str:

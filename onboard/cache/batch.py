@@ -15,9 +15,11 @@ from onboard.cache.captured_steps import CapturedSteps
 from onboard.cache.rows import SequenceRows
 from onboard.cache.step_buffer import (
     ADAPTER_IDS,
+    PLAIN,
     IntArray,
     Layout,
     StepBuffer,
+    StepKind,
     StepSizes,
     padded,
     table_names,
@@ -29,8 +31,6 @@ METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch
 """The metadata of an op over pages."""
 STATE_METADATA_NAMES = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")
 """The metadata of a recurrence, which keeps one state for each sequence."""
-_EXAMPLE_CONTEXT = 1024
-"""Tokens that sequences have behind them which decode in an example beside a prompt."""
 
 
 class SequenceInfo:
@@ -131,7 +131,8 @@ class SequenceInfo:
         self._decoded: IntArray | None = (
             None  # the very slots of the last step, if it was a plain decode step
         )
-        self.set_decode_example(1)
+        one = np.ones(1, dtype=np.int64)
+        self.set_batch(0 * one, 0 * one, one, np.zeros((groups, 1, 1), dtype=np.int64))
 
     def set_rows(
         self,
@@ -171,9 +172,10 @@ class SequenceInfo:
             wanted = step.ends - 1
             self.rows.write_sampling(layout.host, slots, step.kv_lens)
         else:
-            after = step.positions[logits_rows] + 1
-            wanted = self._write_choice(layout, step, slots, logits_rows, after, size)
-        self._finish(layout, step, slots, wanted, rope_length, position_ids, by_row)
+            rows, after = slots[step.sequence[logits_rows]], step.positions[logits_rows] + 1
+            wanted = self._write_choice(layout, logits_rows, rows, after, size)
+        kind = StepKind(by_row, size is not None)
+        self._finish(layout, step, slots, wanted, rope_length, position_ids, kind)
 
     def _decode_on(self, slots: IntArray, starts: IntArray) -> None:
         """Write the next decode step of an unchanged batch: only the numbers that have changed.
@@ -253,58 +255,10 @@ class SequenceInfo:
         if after is None:
             self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
         else:
-            wanted = self._write_choice(layout, step, slots, wanted, after, size)
-        self._finish(layout, step, slots, wanted, rope_length, position_ids, after is not None)
-
-    def set_decode_example(self, size: int, kv_len: int = 1) -> None:
-        """Write a decode batch of `size` sequences with `kv_len` keys each, which all share the
-        pages from 1 on.
-
-        For warm-up, measurement and capture: its shapes are those of a real step, its results are
-        meaningless.
-        """
-        kv = np.full(size, kv_len)
-        self.set_batch(
-            np.zeros(size, dtype=np.int64), kv - 1, np.ones_like(kv), self._example_pages(size)
-        )
-
-    def set_prefill_example(self, tokens: int) -> None:
-        """Write a prefill of `tokens` tokens, in sequences of the maximum length that share their
-        pages.
-        """
-        full, rest = divmod(min(tokens, self.max_batch_size * self.max_seq_len), self.max_seq_len)
-        lengths = np.array([self.max_seq_len] * full + [rest] * (rest > 0))
-        ids = np.zeros(lengths.sum(), dtype=np.int64)
-        self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
-
-    def set_drafts_example(self, size: StepSizes, *, padding: bool = True) -> None:
-        """Write a step of `size.tokens` tokens that checks as many drafts in each of its sequences, of
-        which there is one less than `size.sequences`.
-        """
-        count = size.sequences - 1
-        lengths = np.full(count, size.tokens // count)
-        behind = max(min(_EXAMPLE_CONTEXT, self.max_seq_len) - size.tokens // count, 0)
-        rows = np.arange(size.rows)
-        self.set_batch(
-            np.zeros(size.tokens, dtype=np.int64),
-            np.full(count, behind),
-            lengths,
-            self._example_pages(count),
-            rows,
-            size=size if padding else None,
-            after=rows + 1,
-        )
-
-    def set_step_example(self, size: StepSizes, *, whole: bool, padding: bool = True) -> None:
-        """Write a step of `size.tokens` tokens, at most the longest sequence's: of one prompt that
-        begins (`whole`), or of one that goes on, beside sequences that decode.
-        """
-        decoding = 0 if whole else (size.sequences - 1) // 2
-        lengths = np.array([1] * decoding + [size.tokens - decoding])
-        behind = min(_EXAMPLE_CONTEXT, self.max_seq_len) - 1
-        starts = np.array([behind] * decoding + [0 if whole else 1])
-        ids, pages = np.zeros(size.tokens, dtype=np.int64), self._example_pages(len(lengths))
-        self.set_batch(ids, starts, lengths, pages, size=size if padding else None)
+            rows = slots if logits_rows is None else slots[step.sequence[wanted]]
+            wanted = self._write_choice(layout, wanted, rows, after, size)
+        kind = StepKind(after is not None, size is not None)
+        self._finish(layout, step, slots, wanted, rope_length, position_ids, kind)
 
     @property
     def args(self) -> dict[str, torch.Tensor]:
@@ -332,12 +286,6 @@ class SequenceInfo:
     def num_bytes(self) -> int:
         """Bytes of a step's inputs on the device."""
         return self.buffer.num_bytes
-
-    def _example_pages(self, sequences: int) -> IntArray:
-        order = np.arange(self.pages_per_sequence)
-        return np.stack(
-            [np.tile(1 + order % max(size - 1, 1), (sequences, 1)) for size in self.pool_sizes]
-        )
 
     def _step(
         self,
@@ -381,19 +329,19 @@ class SequenceInfo:
     def _write_choice(
         self,
         layout: Layout,
-        step: StepLayout,
-        slots: IntArray,
         places: IntArray,
+        slots: IntArray,
         after: IntArray,
         size: StepSizes | None,
     ) -> IntArray:
-        """Write what tokens are chosen with from the rows of logits at `places`; return these, with
+        """Write what tokens are chosen with from the rows of logits at `places`: those of sequences in
+        `slots` [rows], `after` so many tokens, which padding has none of. Return the places, with
         rows of the spare slot up to a captured step's `size`.
         """
-        padding = 0 if size is None else size.rows - len(places)
-        owners = padded(slots[step.sequence[places]], padding, 0)
-        self.rows.write_choice(layout.host, owners, padded(after, padding, 1))
-        return padded(places, padding, 0)
+        count = len(places) if size is None else size.rows
+        slots, after = padded(slots, count - len(slots), 0), padded(after, count - len(after), 1)
+        self.rows.write_choice(layout.host, slots, after)
+        return padded(places, count - len(places), 0)
 
     def _write_mapping(
         self, layout: Layout, group: int, pages: IntArray, positions: IntArray
@@ -467,7 +415,7 @@ class SequenceInfo:
         wanted: IntArray,
         rope_length: int,
         position_ids: IntArray | None,
-        by_row: bool,
+        kind: StepKind,
     ) -> None:
         """Write the numbers that depend on neither tokens nor pages, and make the graph's inputs.
 
@@ -488,16 +436,12 @@ class SequenceInfo:
         positions[given:] = max(rope_length - 1, 0)
         whole = step.longest > 1 and step.kv_lens.sum() == tokens
         self.numbers[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
-        self.show_inputs(layout, StepSizes(tokens, sequences, len(wanted)), by_row=by_row)
+        self.show_inputs(layout, StepSizes(tokens, sequences, len(wanted)), kind)
 
-    def show_inputs(self, layout: Layout, sizes: StepSizes, *, by_row: bool = False) -> None:
-        """Make the graph's inputs those of a step of these sizes, written to the layout; `by_row`: a
-        token is chosen from each row of logits, and not for each sequence.
-        """
+    def show_inputs(self, layout: Layout, sizes: StepSizes, kind: StepKind = PLAIN) -> None:
+        """Make the graph's inputs those of a step of these sizes, written to the layout."""
         self.buffer.written(layout)
         self.sizes = sizes
-        known = self.captured_drafts if by_row else self.captured
-        kept = known is not None and sizes in known.times
-        self.inputs = layout.inputs(sizes, self._info, kept=kept)
-        rows = sizes.rows if by_row else sizes.sequences
-        self.choice = layout.choices(rows, by_row=by_row)
+        self.inputs = layout.inputs(sizes, self._info, kept=kind.kept)
+        rows = sizes.rows if kind.by_row else sizes.sequences
+        self.choice = layout.choices(rows, by_row=kind.by_row)

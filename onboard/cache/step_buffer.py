@@ -72,6 +72,18 @@ class StepSizes(NamedTuple):
     """Of logits."""
 
 
+class StepKind(NamedTuple):
+    """What becomes of a step's inputs."""
+
+    by_row: bool
+    """Whether a token is chosen from each row of logits, and not for each sequence."""
+    kept: bool
+    """Whether the step has the size of a captured one, and its inputs are the same each time."""
+
+
+PLAIN = StepKind(by_row=False, kept=False)
+
+
 @dataclass(frozen=True)
 class Layout:
     """The fields of steps with at most `tokens` tokens, on host and device."""

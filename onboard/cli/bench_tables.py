@@ -32,6 +32,8 @@ def show(document: dict[str, Any]) -> None:
     )
     console.print(_table("decode", document["results"], peers))
     console.print(_table("prefill", document["results"], peers))
+    if any("drafts" in result for result in document["results"]):
+        console.print(_drafts(document["results"]))
     for fact in [*_missing(document["results"]), *document["facts"]]:
         console.print(Text(f"note: {one_line(fact)}", style="dim"))
 
@@ -70,6 +72,40 @@ def _table(kind: str, results: list[dict[str, Any]], peers: list[str]) -> Table:
     for result in results:
         table.add_row(
             str(result["max_concurrency"]), f"{result['input_len']:,}", *_cells(kind, result, peers)
+        )
+    return table
+
+
+def _drafts(results: list[dict[str, Any]]) -> Table:
+    """Return what simulated drafts bring, beside decoding without."""
+    table = Table(box=SIMPLE_HEAD, title="drafts", title_justify="left")
+    names = (
+        "batch",
+        "context",
+        "tokens",
+        "right",
+        "accepted",
+        "step ms",
+        "tok/s",
+        "plain",
+        "ratio",
+    )
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        if (found := result.get("drafts")) is None:
+            continue
+        step = found["step_ms"]
+        table.add_row(
+            str(result["max_concurrency"]),
+            f"{result['input_len']:,}",
+            str(found["num_tokens"]),
+            f"{found['acceptance']:.2f}",
+            f"{found['accepted_share']:.2f} of {found['expected_share']:.2f}",
+            "" if step is None else _ms(step),
+            f"{found['tokens_per_second']:,.0f}",
+            f"{found['plain_tokens_per_second']:,.0f}",
+            f"{found['ratio']:.2f}",
         )
     return table
 

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from onboard.cache.budget import CUDA_RESERVE, CachePlan, MemoryPlan
 from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.examples import set_decode_example, set_prefill_example
 from onboard.config import OWN_HEADS, RuntimeConfig
 from onboard.content import content_path
 from onboard.errors import OnboardError
@@ -232,7 +233,7 @@ def _prefill_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
     """Return the activations of the largest step, the one that `resize_kv_cache` measures on a
     GPU.
     """
-    context.cache.info.set_prefill_example(context.cache.info.max_num_tokens)
+    set_prefill_example(context.cache.info, context.cache.info.max_num_tokens)
     return _peak(gm, context)
 
 
@@ -246,7 +247,7 @@ def _graph_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
     sizes = capture_sizes(runtime.cuda_graph_config.batch_sizes, runtime.max_batch_size)
     if not sizes:
         return 0
-    cache.info.set_decode_example(sizes[-1])
+    set_decode_example(cache.info, sizes[-1])
     row: int = (
         context.codebooks.count * context.factory.text_config.vocab_size * context.dtype.itemsize
     )

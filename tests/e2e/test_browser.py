@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onboard.bench.pictures import roofline, timeline
-from onboard.bench.profile_picture import picture as profile_picture
+from onboard.bench.drawing.pictures import roofline, timeline
+from onboard.bench.drawing.profile_picture import picture as profile_picture
 from onboard.cli.main import run
 from onboard.workflow.phases.report import Report
 from onboard.workflow.sweep.coverage_document import picture

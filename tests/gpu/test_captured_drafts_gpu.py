@@ -54,7 +54,7 @@ def _drafting(model: Tiny, **config: Any) -> Engine:
     engine = _load(model, speculative=speculative, **config)
     captured = engine.cache.info.captured_drafts
     assert captured is not None
-    assert list(captured.times) == draft_sizes(DRAFTS, 128, 8)
+    assert list(captured.times) == draft_sizes(DRAFTS, 128, 8, 512)
     assert all(0 < each[False].captured < 1 for each in captured.times.values())
     captured.times = dict.fromkeys(captured.times, {False: StepTimes(0.0, 1.0)})
     assert not any("without a CUDA graph" in fact for fact in engine.facts)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from onboard.cache.examples import set_prefill_example
 from onboard.cache.token_masks import TokenMasks
 from onboard.config import RuntimeConfig
 from onboard.graph.compile.cuda_graph import CapturedDecode
@@ -72,7 +73,7 @@ def test_keys_written_by_a_replay_are_read_by_the_next() -> None:
 @torch.inference_mode()
 def test_prefill_runs_without_a_graph() -> None:
     captured, context, _ = _compile("torch-cudagraph")
-    context.cache.info.set_prefill_example(9)
+    set_prefill_example(context.cache.info, 9)
     expected = captured.gm(**copied_inputs(context.cache))
     assert rmse(captured(**context.cache.args), expected) <= 1e-5
     assert (captured.replays, captured.eager_calls) == (0, 1)

@@ -7,6 +7,7 @@ from torch import nn
 
 from onboard.cache.budget import CachePlan, lowered
 from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.examples import set_prefill_example
 from onboard.errors import OnboardError, UsageError
 from onboard.gpu import gib
 from onboard.graph.cache_init.interface import cache_plan, cache_share, free_memory
@@ -94,7 +95,7 @@ def _activation_bytes(gm: nn.Module, cache: CachedSequenceInterface, device: tor
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    cache.info.set_prefill_example(cache.info.max_num_tokens)
+    set_prefill_example(cache.info, cache.info.max_num_tokens)
     cache.call(gm)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before

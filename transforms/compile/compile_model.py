@@ -14,10 +14,12 @@ from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.cache.cached_sequence import input_names
+from onboard.cache.examples import draft_examples, prompt_examples
 from onboard.cache.step_buffer import StepSizes
 from onboard.errors import UsageError
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.compile.captured_prompts import (
+    MOST_DRAFTED,
     CapturedPrompts,
     draft_sizes,
     obstacle,
@@ -29,6 +31,7 @@ from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
 from onboard.graph.compile.streams import in_one_stream
 from onboard.graph.context import TransformContext
 from onboard.graph.draft_heads.add_heads import draft_length
+from onboard.graph.draft_heads.captured_heads import captured_head, head_sizes
 from onboard.graph.fx import graph_modules
 from onboard.graph.lora.without_adapters import without_adapters
 from onboard.graph.transform import (
@@ -135,6 +138,7 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             if any(steps) and pieces is not None and pieces.sizes:
                 captured.prompts = prompts = CapturedPrompts(context.cache)
                 matches += self._capture_steps(prompts, plain or gm, pieces, steps, context)
+            self._capture_heads(captured.sizes, context)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
     def _compiled(self, gm: nn.Module, context: TransformContext, compiler: str) -> nn.Module:
@@ -256,10 +260,26 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             fact = f"{self.key}: steps that read {read} are not captured whole: {reason}"
             context.facts.append(fact)
             return _Steps()
-        limits = info.limits.most_tokens, info.max_batch_size
-        prompts = step_sizes(self.config.step_num_tokens, *limits, info.max_seq_len)
+        limits = info.limits.most_tokens, info.max_batch_size, info.max_seq_len
+        prompts = step_sizes(self.config.step_num_tokens, *limits)
         most = draft_length(wanted.num_tokens, len(context.draft_heads))
         return _Steps(prompts, draft_sizes(most, *limits) if wanted.draft else ())
+
+    def _capture_heads(self, batches: Sequence[int], context: TransformContext) -> None:
+        """Capture the steps of the checkpoint's heads that draft."""
+        heads, info = context.draft_heads, context.cache.info
+        most = draft_length(context.runtime.speculative.num_tokens, len(heads))
+        sizes = head_sizes(most, info.limits.most_tokens, info.max_batch_size, info.max_seq_len)
+        few = [each for each in batches if each <= MOST_DRAFTED]
+        for at, head in enumerate(heads):
+            if reason := _obstacle_to_capture(head.gm, context):
+                context.facts.append(f"{self.key}: heads that draft are not captured: {reason}")
+                continue
+            assert isinstance(head.gm, fx.GraphModule)
+            if reason := obstacle(head.gm, context.cache):
+                fact = f"steps in which heads read several tokens are not captured whole: {reason}"
+                context.facts.append(f"{self.key}: {fact}")
+            heads[at] = captured_head(head, context.cache, few, [] if reason else sizes)
 
     def _capture_steps(
         self,
@@ -270,9 +290,11 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         context: TransformContext,
     ) -> int:
         """Capture steps that read prompts or drafts; return for how many sizes."""
-        prompts.capture(gm, pieces, steps.prompts)
+        info = context.cache.info
+        info.captured = prompts.capture(gm, pieces, steps.prompts, prompt_examples(info))
         if steps.drafts:
-            prompts.capture(gm, pieces, steps.drafts, drafts=True)
+            drafts = prompts.capture(gm, pieces, steps.drafts, draft_examples(info))
+            info.captured_drafts = drafts
         if prompts.left_out:
             fact = f"no steps of {prompts.left_out} tokens are captured whole, their memory is not free"
             context.facts.append(f"{self.key}: {fact}")

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
 from onboard.cache.captured_steps import CapturedSteps, StepTimes
+from onboard.cache.examples import Example
 from onboard.cache.step_buffer import MOST_ROWS, StepSizes
 from onboard.graph.compile.capture import capture_sizes, has_room, shortest_time
 from onboard.graph.compile.captured_step import CapturedStep, borrowed, captured_graph
@@ -47,13 +48,15 @@ def step_sizes(
     return [StepSizes(each, rows[each], rows[each]) for each in fitting if rows[each] > 1]
 
 
-def draft_sizes(num_drafts: int, max_num_tokens: int, max_batch_size: int) -> list[StepSizes]:
-    """Return the sizes of steps that check `num_drafts` in each of some sequences, ascending; one
-    sequence more is padding.
+def draft_sizes(
+    num_drafts: int, max_num_tokens: int, max_batch_size: int, max_seq_len: int
+) -> list[StepSizes]:
+    """Return the sizes of steps that check `num_drafts` in each of some sequences, which are longer,
+    ascending; one sequence more is padding.
     """
     batches = capture_sizes(None, min(max_batch_size, MOST_DRAFTED))
     tokens = {each: each * (1 + num_drafts) for each in batches}
-    most = min(max_num_tokens, MOST_ROWS)
+    most = min(max_num_tokens, MOST_ROWS) if 1 + num_drafts < max_seq_len else 0
     return [
         StepSizes(tokens[each], each + 1, tokens[each]) for each in batches if tokens[each] <= most
     ]
@@ -101,35 +104,34 @@ class CapturedPrompts:
         gm: nn.Module,
         otherwise: nn.Module,
         sizes: Sequence[StepSizes],
-        *,
-        drafts: bool = False,
-    ) -> None:
+        examples: Mapping[bool, Example],
+    ) -> CapturedSteps:
         """Capture a step of `gm` for each size, the largest first, in one memory pool; time it, and
-        beside it the same without its graph, by `otherwise`. Steps are padded to sizes from then on.
+        beside it the same without its graph, by `otherwise`. Return what was captured.
 
-        The steps read prompts, or check `drafts`.
+        `examples` write steps of a size, by whether all sequences begin; what is captured is one in
+        which some go on.
         """
-        info = self._cache.info
-        names, steps = input_names(gm), CapturedSteps(info.max_seq_len - 1, {s: {} for s in sizes})
+        info, names = self._cache.info, input_names(gm)
+        steps = CapturedSteps(info.max_seq_len - 1)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        if drafts:
-            info.captured_drafts = steps
-        else:
-            info.captured = steps
         for size in sorted(sizes, reverse=True):
-            self._set_example(size, drafts)
+            examples[False](size, padding=True)
             run = self._run(gm, names)
             if not self._graphs and not has_room(run, info.device):
                 self.left_out.append(size.tokens)
-                del steps.times[size]
                 continue
             described = f"a step of {size.tokens} tokens of {size.sequences} sequences"
             graph, results = captured_graph(run, described, self._pool)
             # One step runs at a time: the results of all may lie in the same memory
             lent = pytree.tree_map_only(Tensor, borrowed, results)
             self._graphs[size] = CapturedStep(graph, info.inputs, self._cache.caches, *lent)
-        for size in steps.times:
-            steps.times[size] = self._times(size, otherwise, names, drafts)
+        for size in sorted(self._graphs.keys() & set(sizes)):
+            steps.times[size] = {
+                whole: self._timed(size, otherwise, names, example)
+                for whole, example in examples.items()
+            }
+        return steps
 
     def replay(
         self, inputs: Mapping[str, Tensor], caches: Mapping[str, Tensor]
@@ -150,30 +152,17 @@ class CapturedPrompts:
         captured.graph.replay()
         return captured
 
-    def _set_example(
-        self, size: StepSizes, drafts: bool, whole: bool = False, *, padding: bool = True
-    ) -> None:
-        """Write an example of a step of a size."""
-        if drafts:
-            self._cache.info.set_drafts_example(size, padding=padding)
-        else:
-            self._cache.info.set_step_example(size, whole=whole, padding=padding)
-
     def _run(self, gm: nn.Module, names: Sequence[str]) -> Callable[[], tuple[Tensor, Any]]:
         """Return what runs the step that was written last."""
         args = {**self._cache.args, **self._cache.info.choice}
         return partial(self._cache.latest.run, gm, args, names)
 
-    def _times(
-        self, size: StepSizes, otherwise: nn.Module, names: Sequence[str], drafts: bool
-    ) -> dict[bool, StepTimes]:
-        times, info = {}, self._cache.info
-        for whole in (False,) if drafts else (False, True):  # what has drafts has begun before
-            self._set_example(size, drafts, whole)
-            info.buffer.upload()
-            captured = shortest_time(self._graphs[size].graph.replay, info.device)
-            self._set_example(size, drafts, whole, padding=False)
-            times[whole] = StepTimes(
-                captured, shortest_time(self._run(otherwise, names), info.device)
-            )
-        return times
+    def _timed(
+        self, size: StepSizes, otherwise: nn.Module, names: Sequence[str], example: Example
+    ) -> StepTimes:
+        info = self._cache.info
+        example(size, padding=True)
+        info.buffer.upload()
+        captured = shortest_time(self._graphs[size].graph.replay, info.device)
+        example(size, padding=False)
+        return StepTimes(captured, shortest_time(self._run(otherwise, names), info.device))

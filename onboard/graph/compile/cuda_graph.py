@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from onboard.cache.batch import SequenceInfo
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
+from onboard.cache.examples import set_decode_example
 from onboard.cache.next_token import ChoosesTokens, wanted_logits
 from onboard.cache.token_masks import MaskBuffer, TokenMasks, masked
 from onboard.graph.compile.captured_prompts import CapturedPrompts
@@ -95,7 +96,7 @@ class CapturedDecode(ChoosesTokens):
             names = input_names(gm)
             # With the longest context: what a launcher decides on the host from lengths is baked
             # into the graph, and must hold for every later step.
-            cache.info.set_decode_example(size, longest)
+            set_decode_example(cache.info, size, longest)
             args = {**cache.args, **cache.info.choice}
             graph, (tokens, output) = captured_graph(
                 partial(self._step, gm, cache, args, names, size), _described(size), pool

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
+from onboard.cache.examples import set_prefill_example
 from onboard.errors import OnboardError
 from onboard.graph.compile.capture import has_room, shortest_time
 from onboard.graph.compile.captured_step import borrowed
@@ -206,14 +207,14 @@ class PiecewiseGraph(nn.Module):
         device = cache.info.device
         if device.type != "cuda":
             return
-        cache.info.set_prefill_example(bucket.tokens)
+        set_prefill_example(cache.info, bucket.tokens)
         inputs = {name: cache.args[name] for name in input_names(self.gm)}
         bucket.seconds = shortest_time(lambda: self._replay(bucket, inputs, bucket.tokens), device)
         bucket.whole_seconds = shortest_time(lambda: self.whole(**inputs), device)
 
     def _split(self, cache: CachedSequenceInterface) -> Pieces:
         def call(function: Callable[..., Any], tokens: int) -> Any:
-            cache.info.set_prefill_example(tokens)
+            set_prefill_example(cache.info, tokens)
             return function(**{name: cache.args[name] for name in input_names(self.gm)})
 
         if cache.info.limits.most_tokens < max(_EXAMPLE_TOKENS):
@@ -230,7 +231,7 @@ class PiecewiseGraph(nn.Module):
         process; so it is found here. Raises `CannotSplitError`.
         """
         assert self._pieces is not None
-        cache.info.set_prefill_example(tokens)
+        set_prefill_example(cache.info, tokens)
         values: dict[str, Any] = {name: cache.args[name] for name in input_names(self.gm)}
         before = torch.cuda.get_sync_debug_mode()
         for segment in self._pieces.segments:
@@ -255,7 +256,7 @@ class PiecewiseGraph(nn.Module):
         return has_room(lambda: self._warm_up(cache, tokens), cache.info.device)
 
     def _warm_up(self, cache: CachedSequenceInterface, tokens: int) -> None:
-        cache.info.set_prefill_example(tokens)
+        set_prefill_example(cache.info, tokens)
         cache.call(self.whole)
 
     def _captured(self, tokens: int, device: torch.device, recorder: Recorder) -> _Bucket:

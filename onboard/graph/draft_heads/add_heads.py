@@ -12,11 +12,12 @@ from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.captured_steps import CapturedSteps
 from onboard.config import SpeculativeConfig
 from onboard.graph.assembly.assemble import pipeline_for
 from onboard.graph.context import TransformContext
 from onboard.graph.draft_heads.head_model import HIDDEN, HeadFactory, ModelParts
-from onboard.graph.draft_heads.head_tensors import HeadTensors, find_heads
+from onboard.graph.draft_heads.head_tensors import HeadTensors, find_heads, heads_of_config
 from onboard.graph.fx import add_placeholder, arguments, nodes_of, placeholders, replace_with
 from onboard.graph.pipeline import Pipeline
 from onboard.graph.weight_load.quantised_folder import open_checkpoint
@@ -43,11 +44,13 @@ class HeadGraph:
     token: the next one, of the first head, and one further for each head after it.
     """
 
-    gm: fx.GraphModule
+    gm: nn.Module
     reads: str
     """The cache with the hidden states that it begins with."""
     keeps: str
     """The cache with those that come out of it, before the output layer."""
+    captured: CapturedSteps | None = None
+    """Its captured steps of several tokens of a request: others are padded to them."""
 
 
 def add_heads(gm: fx.GraphModule, context: TransformContext) -> list[HeadGraph]:
@@ -57,13 +60,12 @@ def add_heads(gm: fx.GraphModule, context: TransformContext) -> list[HeadGraph]:
     Raises `UsageError` where the checkpoint has no heads that can be run.
     """
     model = context.factory.build_model()
-    parts, available = ModelParts(model), open_checkpoint(context.factory.checkpoint).names()
+    parts = ModelParts(model)
     size = int(parts.norm.get_parameter("weight").shape[0])
-    used = match_names(model.state_dict().keys(), available).values()
     graphs: list[HeadGraph] = []
     reads = _kept_by(gm)
     shared = dict(gm.named_parameters(remove_duplicate=False))
-    for head in find_heads(list(parts.layers), size, used, available):
+    for head in _heads(model, parts, size, context):
         own = _context(context, HeadFactory(context.factory, head, size), shared)
         graph = Pipeline(pipeline_for(own, _CHANGES)).run(own)
         assert isinstance(graph, fx.GraphModule)
@@ -74,6 +76,19 @@ def add_heads(gm: fx.GraphModule, context: TransformContext) -> list[HeadGraph]:
         context.facts.append(_fact(head, parts.path))
         reads = graphs[-1].keeps
     return graphs
+
+
+def _heads(
+    model: nn.Module, parts: ModelParts, size: int, context: TransformContext
+) -> list[HeadTensors]:
+    """Return the checkpoint's heads, or those that its config names where weights are random."""
+    layers = list(parts.layers)
+    if context.runtime.skip_loading_weights:
+        config = context.factory.text_config.to_dict()
+        return heads_of_config(config, parts.path, layers)
+    available = open_checkpoint(context.factory.checkpoint).names()
+    used = match_names(model.state_dict().keys(), available).values()
+    return find_heads(layers, size, used, available)
 
 
 def draft_length(wanted: int, heads: int) -> int:

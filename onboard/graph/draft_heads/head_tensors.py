@@ -24,6 +24,8 @@ _HIDDEN_FIRST = ("input_proj",)
 """What projections are called that read the hidden state before the embedding; others read the
 embedding first. No shape tells this.
 """
+_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""What configs call the number of heads."""
 _WITHOUT = "Use ngram, or a small model, to draft"
 
 
@@ -93,6 +95,40 @@ def find_heads(
             hint=_WITHOUT,
         )
     return heads
+
+
+def heads_of_config(
+    config: Mapping[str, object], path: str, layers: Sequence[nn.Module]
+) -> list[HeadTensors]:
+    """Return as many heads as a config says, for random weights: each has a layer like the last one of
+    the model's `layers`, and tensors whose names begin with `path`, behind those of the layers.
+
+    Raises:
+        UsageError: the config names none.
+    """
+    counts = (config.get(word) for word in _COUNTS)
+    count = next((each for each in counts if isinstance(each, int) and each > 0), 0)
+    if not count:
+        raise UsageError(
+            f"the config has none of {', '.join(_COUNTS)}, so random weights have no head for multi-token prediction",
+            hint=_WITHOUT,
+        )
+    last = len(layers) - 1
+    return [
+        _imagined(f"{path}.{len(layers) + number}.", last, layers[last]) for number in range(count)
+    ]
+
+
+def _imagined(at: str, index: int, layer: nn.Module) -> HeadTensors:
+    return HeadTensors(
+        layer=index,
+        block={name: at + name for name in layer.state_dict()},
+        embedding_norm=f"{at}enorm.weight",
+        hidden_norm=f"{at}hnorm.weight",
+        projection=f"{at}eh_proj.weight",
+        projection_bias=None,
+        final_norm=f"{at}shared_head.norm.weight",
+    )
 
 
 def _blocks(

@@ -57,7 +57,6 @@ def _check_own_heads(runtime: RuntimeConfig) -> None:
     wrong = {
         f"mode {runtime.mode}": runtime.mode != "graph",
         "adapters": bool(runtime.lora),
-        "random weights": runtime.skip_loading_weights,
     }
     if found := next((what for what, holds in wrong.items() if holds), None):
         raise UsageError(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
-from onboard.cache.step_buffer import IntArray, table_names
+from onboard.cache.step_buffer import IntArray, StepSizes, table_names
 from onboard.graph.draft_heads.add_heads import HeadGraph, draft_length
 from onboard.runtime.scheduling.request import Request
 
@@ -127,20 +127,22 @@ class HeadDrafter:
         """Compute rows; return the token chosen from the last one of each, padding included."""
         info = self._cache.info
         slots = np.array([each.chain.request.slot for each in rows])
+        starts = np.array([each.start for each in rows])
         stops = np.array([each.stop for each in rows])
-        places = [range(each.start, each.stop) for each in rows]
+        places = np.concatenate([np.arange(each.start, each.stop) for each in rows])
         tokens = [
             each.chain.token(place + 1 + number)
-            for each, own in zip(rows, places, strict=True)
-            for place in own
+            for each in rows
+            for place in range(each.start, each.stop)
         ]
         info.set_batch(
             np.array(tokens),
-            np.array([each.start for each in rows]),
-            stops - np.array([each.start for each in rows]),
+            starts,
+            stops - starts,
             info.rows.tables[:, slots, : info.rows.widths[slots].max()],
             slots=slots,
-            position_ids=np.concatenate([np.array(own) for own in places]) + 1 + number,
+            position_ids=places + 1 + number,
+            size=_captured_size(head, len(tokens), len(rows)),
             after=stops + 1 + number,
         )
         return self._cache.next_tokens(head.gm)[0]
@@ -160,3 +162,12 @@ class HeadDrafter:
         offsets = rows % info.page_size
         page, offset = (torch.from_numpy(each).to(info.device) for each in (pages, offsets))
         return page, offset
+
+
+def _captured_size(head: HeadGraph, tokens: int, sequences: int) -> StepSizes | None:
+    """Return the size of the captured step that serves one of several tokens of a request, if any
+    does.
+    """
+    if head.captured is None or tokens == sequences:
+        return None
+    return head.captured.serving(StepSizes(tokens, sequences, sequences), whole=False)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from onboard.bench import peers
+from onboard.bench.drawing.profile_picture import picture
 from onboard.bench.measure import (
     Measured,
     Run,
@@ -23,7 +24,6 @@ from onboard.bench.measure import (
 )
 from onboard.bench.metrics import metrics
 from onboard.bench.profile import Event, Profile, gpu_step, profile_decode
-from onboard.bench.profile_picture import picture
 from onboard.bench.shape import Shape, grid
 from onboard.bench.startup import StartUp, since_start
 from onboard.bench.whole_measurement import why_not

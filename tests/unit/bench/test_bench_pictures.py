@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from onboard.bench.ceilings import Ceilings
+from onboard.bench.drawing.pictures import roofline, timeline
+from onboard.bench.drawing.profile_picture import picture
 from onboard.bench.measure import Measured, Run
-from onboard.bench.pictures import roofline, timeline
 from onboard.bench.profile import Event, Profile
-from onboard.bench.profile_picture import picture
 from onboard.bench.shape import Shape
 from onboard.bench.startup import StartUp, since_start
 from onboard.bench.whole_measurement import Report, Result, Settings

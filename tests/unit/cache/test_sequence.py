@@ -6,6 +6,7 @@ import torch
 
 from onboard.cache.batch import SequenceInfo
 from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.examples import set_decode_example, set_prefill_example
 from onboard.cache.resources import KVPagedResource
 
 
@@ -153,9 +154,9 @@ def test_stale_values_of_a_larger_step_do_not_leak() -> None:
 
 def test_examples_fill_a_row_to_the_limit() -> None:
     info = _make_info()
-    info.set_prefill_example(32)
+    set_prefill_example(info, 32)
     assert info.args["batch_info_host"].tolist() == [2, 32, 20, 20, 1]
-    info.set_decode_example(3, kv_len=20)
+    set_decode_example(info, 3, kv_len=20)
     assert info.args["batch_info_host"].tolist() == [3, 3, 1, 20, 0]
     assert int(info.args["slot_mapping"].min()) >= 4  # not in the spare page
 
@@ -379,5 +380,5 @@ def test_a_row_begins_with_nothing_of_the_sequence_before_it() -> None:
 def test_examples_lie_in_pages_that_the_pool_has() -> None:
     info = _make_info()
     info.pool_sizes = [4]
-    info.set_decode_example(2, kv_len=20)
+    set_decode_example(info, 2, kv_len=20)
     assert sorted({*info.args["block_table"].flatten().tolist()}) == [1, 2, 3]

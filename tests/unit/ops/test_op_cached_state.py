@@ -21,6 +21,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from onboard.cache.batch import SequenceInfo
+from onboard.cache.examples import set_decode_example
 from onboard.cache.resources import KVPagedResource
 from onboard.ops.attention.block_attention import torch_cached_block_attention
 from onboard.ops.attention.cached_attention import torch_cached_attention
@@ -618,7 +619,7 @@ def test_a_fake_kernel_knows_shape_and_dtype_of_the_result(
         page_size=PAGE,
         device=torch.device("cpu"),
     )
-    info.set_decode_example(4, kv_len=9)
+    set_decode_example(info, 4, kv_len=9)
     mechanism = MECHANISMS[name]()
     mechanism.cached(
         *(_random(1, 4, *each) for each in mechanism.shapes),
@@ -697,7 +698,7 @@ def test_a_decode_step_reads_nothing_back_from_the_device() -> None:
         page_size=PAGE,
         device=torch.device("cpu"),
     )
-    info.set_decode_example(4, kv_len=9)
+    set_decode_example(info, 4, kv_len=9)
     on_meta = {
         name: tensor if name == "batch_info_host" else tensor.to("meta")
         for name, tensor in info.args.items()

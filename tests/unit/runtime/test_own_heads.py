@@ -4,6 +4,7 @@ is another one.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +17,15 @@ from torch import Tensor
 
 from onboard.cache.cached_sequence import input_names
 from onboard.errors import UsageError
+from onboard.graph.draft_heads.captured_heads import captured_head, head_sizes
+from onboard.graph.draft_heads.head_tensors import find_heads, heads_of_config
+from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Request
 from onboard.runtime.speculation.head_drafter import HeadDrafter
 from onboard.testing.soak import Soak, in_double
+from tests.support.graph.captures import stand_in_for_captures
 from tests.support.graph.harness import rmse
 from tests.support.runtime.own_heads import Headed, make_headed
 from tests.unit.runtime.test_speculation import RECURRENT
@@ -142,6 +147,7 @@ def test_drafts_are_those_of_the_heads_alone(kind: str, tmp_path: Path) -> None:
     engine = model.tiny.engine(
         speculative={"draft": "mtp", "num_tokens": 4}, max_num_tokens=9, kv_cache_config=settings
     )
+    engine.cache.info.decode_sizes = [2, 4]  # as on a GPU
     drafter = in_double(engine).drafter
     drafter.__class__ = Watched
     assert isinstance(drafter, Watched)
@@ -155,6 +161,49 @@ def test_drafts_are_those_of_the_heads_alone(kind: str, tmp_path: Path) -> None:
     for text, drafts in seen:
         assert drafts == doubled.chain(text, len(drafts)), text
     assert max(len(drafts) for _, drafts in seen) == drafter.most
+
+
+def test_heads_draw_in_steps_that_are_padded(tmp_path: Path) -> None:
+    """As decode steps are where their sizes are captured."""
+    model, answers = _made(tmp_path, "two in turn").tiny, []
+    prompts = [[random.randrange(1, 90) for _ in range(length)] for length in (3, 14, 7)]
+    for settings in ({}, {"speculative": {"draft": "mtp"}}):
+        engine = in_double(model.engine(**settings))
+        engine.cache.info.decode_sizes = [2, 4]
+        params = SamplingParams(max_tokens=18, seed=5, ignore_eos=True)
+        outputs = [engine.submit(prompt, params)[0] for prompt in prompts]
+        engine.run()
+        answers.append([output.generated for output in outputs])
+    assert answers[0] == answers[1]
+    assert engine.stats.drafted_tokens > 40
+
+
+@pytest.mark.parametrize("kind", ["one tree", "three in turn"])
+def test_captured_heads_draft_the_same(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture itself is stood in for by the step again."""
+    stand_in_for_captures(monkeypatch)
+    model, found = _made(tmp_path, kind, vocab_size=11).tiny, []
+    prompts = [[random.randrange(1, 11) for _ in range(length)] for length in (3, 14, 7)]
+    for captured in (False, True):
+        engine = in_double(model.engine(speculative={"draft": "mtp", "num_tokens": 3}))
+        engine.cache.info.decode_sizes = [1, 2, 4]
+        drafter = _drafter(engine)
+        if captured:
+            sizes = head_sizes(3, 64, 4, 64)
+            heads = [captured_head(each, engine.cache, [1, 2, 4], sizes) for each in drafter.heads]
+            drafter.heads = heads
+        drafter.__class__ = Watched
+        assert isinstance(drafter, Watched)
+        seen = drafter.watch()
+        params = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)
+        for prompt in prompts:
+            engine.submit(prompt, params)
+        engine.run()
+        found.append(seen)
+    assert found[0] == found[1]
+    assert all(head.gm.replays > 10 for head in heads)
 
 
 class Informed(HeadDrafter):
@@ -221,8 +270,32 @@ def test_what_own_heads_do_not_go_with_is_refused(llama: Any, tmp_path: Path) ->
         llama.engine(**drafting, mode="hf")
     with pytest.raises(UsageError, match="do not draft with adapters"):
         llama.engine(**drafting, lora={"a": str(tmp_path)})
-    with pytest.raises(UsageError, match="do not draft with random weights"):
+    with pytest.raises(UsageError, match="config has none of num_nextn_predict_layers"):
         llama.engine(**drafting, skip_loading_weights=True)
+
+
+def test_random_weights_have_the_heads_that_the_config_names(tmp_path: Path) -> None:
+    """They are what is found in a checkpoint of these names, and draft."""
+    model = _made(tmp_path, "three in turn").tiny
+    file = model.checkpoint / "config.json"
+    config = {**json.loads(file.read_text()), "num_nextn_predict_layers": 3}
+    layers, size = list(model.hf.model.layers), config["hidden_size"]
+    names = open_checkpoint(model.checkpoint).names()
+    found = find_heads(layers, size, model.hf.state_dict(), names)
+    assert heads_of_config(config, "model.layers", layers) == found
+    file.write_text(json.dumps(config))
+    (model.checkpoint / "model.safetensors").unlink()
+    settings: dict[str, Any] = {"skip_loading_weights": True}
+    plain = in_double(model.engine(**settings))
+    engine = in_double(model.engine(**settings, speculative={"draft": "mtp"}))
+    assert _drafter(engine).most == 3
+    greedy, answers = SamplingParams(temperature=0.0, max_tokens=20), []
+    for each in (plain, engine):
+        output = each.submit([3, 1, 4, 1, 5], greedy)[0]
+        each.run()
+        answers.append(output.generated)
+    assert answers[0] == answers[1]
+    assert engine.stats.drafted_tokens > 20
 
 
 def test_a_head_that_has_no_layer_like_the_models_is_refused(tmp_path: Path) -> None:

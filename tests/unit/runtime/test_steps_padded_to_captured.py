@@ -128,7 +128,7 @@ def test_the_size_that_serves_a_step(
     assert (served and served.tokens) == size
 
 
-DRAFTED = draft_sizes(3, 64, 4)
+DRAFTED = draft_sizes(3, 64, 4, 64)
 
 
 def _check_drafts(model: Tiny, wishes: list[dict[str, Any]], **settings: Any) -> None:
@@ -168,10 +168,11 @@ def test_drafts_in_windows(tiny: Callable[..., Tiny]) -> None:
 
 def test_sizes_of_drafts() -> None:
     assert [StepSizes(4, 2, 4), StepSizes(8, 3, 8), StepSizes(16, 5, 16)] == DRAFTED
-    assert [each.sequences for each in draft_sizes(1, 8192, 256)] == [2, 3, 5, 9, 17]
-    assert [each.tokens for each in draft_sizes(31, 100, 6)] == [32, 64]
-    assert [each.tokens for each in draft_sizes(31, 8192, 64)] == [32, 64, 128, 256]
-    assert [each.rows for each in draft_sizes(2, 8192, 6)] == [3, 6, 12, 18]
+    assert [each.sequences for each in draft_sizes(1, 8192, 256, 64)] == [2, 3, 5, 9, 17]
+    assert [each.tokens for each in draft_sizes(31, 100, 6, 64)] == [32, 64]
+    assert [each.tokens for each in draft_sizes(31, 8192, 64, 64)] == [32, 64, 128, 256]
+    assert draft_sizes(31, 8192, 64, 32) == []
+    assert [each.rows for each in draft_sizes(2, 8192, 6, 64)] == [3, 6, 12, 18]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,16 @@ _Compare = Annotated[
     ),
 ]
 _Profile = Annotated[bool, typer.Option("--profile", help="Draw the kernels of one decode step.")]
+_Acceptance = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        min=0.0,
+        max=1.0,
+        help="Also measure with drafts each of whose tokens is right with this chance.",
+        show_default="none",
+    ),
+]
 _Seed = Annotated[
     int | None,
     typer.Option(metavar="N", min=0, help="Seed of the random prompts.", show_default="random"),
@@ -83,6 +93,8 @@ def bench(
     repeats: _Repeats = 3,
     compare: _Compare = "",
     profile: _Profile = False,
+    draft: options.Draft = None,
+    acceptance: _Acceptance = None,
     world_size: options.WorldSize = None,
     seed: _Seed = None,
     output: _Output = None,
@@ -96,12 +108,13 @@ def bench(
 
     Prompts are random tokens; decoding is greedy. Writes bench.json, roofline.svg and startup.svg.
     """
-    own = settings_of(set_, revision=revision, world_size=world_size)
+    drafter = "ngram" if draft is None and acceptance is not None else draft
+    own = settings_of(set_, revision=revision, world_size=world_size, speculative__draft=drafter)
     overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     with registered_names(model, root):
         check_config(model, root, config, overrides, own, may_be_file=True)
         settings = _settings(
-            device.value, batch, context, output_len, repeats, compare, seed, profile
+            device.value, batch, context, output_len, repeats, compare, seed, profile, acceptance
         )
         subject = _subject(model, root.expanduser(), config, overrides, random_weights, own)
         report = _measure(subject, settings)
@@ -117,6 +130,7 @@ def _settings(
     compare: str,
     seed: int | None,
     profile: bool,
+    acceptance: float | None,
 ) -> Settings:
     from onboard.bench.peer_names import parse_peers
     from onboard.bench.shape import grid
@@ -131,9 +145,8 @@ def _settings(
     batches, contexts, tokens = _DEFAULTS[resolve_device(device).type]
     sizes = {"batch": numbers("batch", batches), "context": numbers("context", contexts), **chosen}
     seed = fresh_seed() if seed is None else seed
-    return Settings(
-        grid(sizes["batch"], sizes["context"], output_len or tokens), seed, repeats, peers, profile
-    )
+    shapes = grid(sizes["batch"], sizes["context"], output_len or tokens)
+    return Settings(shapes, seed, repeats, peers, profile, acceptance)
 
 
 def _subject(
@@ -198,8 +211,8 @@ def _folder(root: Path, model: str) -> Path:
 
 def _write(report: Report, made: dict[str, Any], folder: Path) -> list[Path]:
     """Write the document and the pictures; return their paths."""
-    from onboard.bench.pictures import roofline, timeline
-    from onboard.bench.profile_picture import picture
+    from onboard.bench.drawing.pictures import roofline, timeline
+    from onboard.bench.drawing.profile_picture import picture
 
     texts = {"bench.json": json.dumps(made, indent=2) + "\n", "startup.svg": timeline(report)}
     if any(result.measured for result in report.results):

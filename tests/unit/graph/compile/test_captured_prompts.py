@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils import _pytree as pytree
 
 import onboard.ops  # noqa: F401
 from onboard.cache.captured_steps import StepTimes
+from onboard.cache.examples import draft_examples, prompt_examples
 from onboard.cache.step_buffer import CHOICE_NAMES, ROW_NAMES, StepSizes
 from onboard.errors import OnboardError
 from onboard.graph.compile.captured_prompts import CapturedPrompts, obstacle, step_sizes
 from onboard.graph.compile.cuda_graph import CapturedDecode
 from onboard.ops.library import op_sources
 from onboard.ops.sampling.sampling import choose_tokens
+from tests.support.graph.captures import stand_in_for_captures
 from tests.support.graph.decoder import VOCABULARY, copied_inputs, decoder, make_cache
 from tests.support.graph.harness import rmse
 
@@ -82,33 +83,16 @@ def test_what_stands_in_the_way(backend: str, ranks: int, landed: bool, reason: 
     assert bool(found) == bool(reason)
 
 
-def _stand_in(step: Any, described: str, pool: Any) -> tuple[Any, Any]:
-    """Return what a capture returns; a replay writes the step's results to where they were."""
-    results = pytree.tree_map(torch.clone, step())
-
-    def replay() -> None:
-        for target, source in zip(
-            pytree.tree_leaves(results), pytree.tree_leaves(step()), strict=True
-        ):
-            target.copy_(source)
-
-    return SimpleNamespace(replay=replay), results
-
-
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[CapturedDecode, Any]:
     """A graph with captured sizes of prompts, of drafts and of decode steps, and its cache."""
-    module = "onboard.graph.compile.captured_prompts"
-    for each in (module, "onboard.graph.compile.cuda_graph"):
-        monkeypatch.setattr(f"{each}.captured_graph", _stand_in)
-    monkeypatch.setattr(f"{module}.borrowed", lambda tensor: tensor)
-    monkeypatch.setattr(f"{module}.shortest_time", lambda step, device: step() and None or 1.0)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    stand_in_for_captures(monkeypatch)
     gm, cache = decoder(), make_cache()
     decode, prompts = CapturedDecode(gm), CapturedPrompts(cache)
     decode.capture(cache, [4, 8])
-    prompts.capture(gm, gm, PROMPTS)
-    prompts.capture(gm, gm, DRAFTED, drafts=True)
+    info = cache.info
+    info.captured = prompts.capture(gm, gm, PROMPTS, prompt_examples(info))
+    info.captured_drafts = prompts.capture(gm, gm, DRAFTED, draft_examples(info))
     decode.prompts = prompts
     return decode, cache
 

@@ -15,6 +15,7 @@ import torch
 from onboard.content.transforms.compile.compile_model import CompileModel, CompileModelConfig
 from torch._dynamo.backends import registry
 
+from onboard.cache.examples import set_decode_example, set_prefill_example
 from onboard.cache.token_masks import TokenMasks
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.compile.capture import capture_sizes
@@ -69,7 +70,7 @@ class StandIn:
 def _captured(gm, cache, sizes) -> CapturedDecode:
     decode = CapturedDecode(gm)
     for size in sizes:
-        cache.info.set_decode_example(size, 16)
+        set_decode_example(cache.info, size, 16)
         inputs, caches = cache.info.inputs, cache.caches
         both = {**inputs, **caches}
         output = gm(**both)
@@ -132,7 +133,7 @@ def test_inputs_of_ones_own_run_eagerly(gm):
 def test_prefill_and_larger_batches_run_eagerly(gm):
     cache = make_cache()
     decode = _captured(gm, cache, [1, 2])
-    cache.info.set_prefill_example(7)
+    set_prefill_example(cache.info, 7)
     expected = gm(**copied_inputs(cache))
     assert rmse(decode(**cache.args), expected) <= 1e-6
     set_decode_batch(cache, 3)
@@ -211,7 +212,7 @@ def test_tensorrt_is_asked_where_it_is_installed(gm, tmp_path, monkeypatch):
     cache, context = make_cache(), context_for(tmp_path)
     context.device = torch.device("cuda")
     compiled, info, _ = apply("compile_model", gm, context, shapes=False, backend="torch-tensorrt")
-    cache.info.set_prefill_example(9)
+    set_prefill_example(cache.info, 9)
     expected = gm(**copied_inputs(cache))
     assert rmse(compiled(**cache.args), expected) <= 1e-6
     assert asked
@@ -288,7 +289,7 @@ def test_torch_compile_computes_the_same(gm, tmp_path):
     cache = make_cache()
     compiled, info, _ = _compile(gm, tmp_path, backend="torch-compile")
     assert info.num_matches == 1
-    cache.info.set_prefill_example(9)
+    set_prefill_example(cache.info, 9)
     expected = gm(**copied_inputs(cache))
     assert rmse(compiled(**cache.args), expected) <= 1e-6
     assert compiled.graph is gm.graph
@@ -303,7 +304,7 @@ def test_a_captured_step_has_its_tokens_and_other_steps_choose_theirs(gm):
     assert tokens.tolist() == [5, 6, 7, 8]
     assert rmse(logits(), gm(**copied_inputs(cache))[0]) <= 1e-6
     assert (decode.replays, decode.eager_calls) == (1, 0)
-    cache.info.set_prefill_example(9)
+    set_prefill_example(cache.info, 9)
     tokens, logits = cache.next_tokens(decode)
     assert tokens.tolist() == logits().argmax(-1).tolist()
     assert (decode.replays, decode.eager_calls) == (1, 1)
@@ -321,7 +322,7 @@ def test_the_second_choice_behind_a_replay_is_the_captured_one(gm, monkeypatch):
     decode = _captured(gm, cache, [2, 4])
     monkeypatch.setattr("onboard.graph.compile.cuda_graph.captured_graph", captured)
     for size in (4, 2):
-        cache.info.set_decode_example(size, 16)
+        set_decode_example(cache.info, size, 16)
         step, args = decode._captured[size, True], {**cache.args, **cache.info.choice}
         again = decode._captured_again(cache, args, step.output[0], None)
         decode._captured[size, True] = replace(step, again=again)
@@ -335,7 +336,7 @@ def test_the_second_choice_behind_a_replay_is_the_captured_one(gm, monkeypatch):
         chosen = cache.choose_again(logits(), masks, decode)
         assert chosen is decode._captured[2 if size < 3 else 4, True].again.tokens
         assert chosen.tolist() == [second[0], *first[1:]]
-    cache.info.set_prefill_example(9)
+    set_prefill_example(cache.info, 9)
     _, logits = cache.next_tokens(decode)
     masks = TokenMasks(*logits().shape)
     masks.of(0, last=7)[:] = 0
