@@ -219,9 +219,7 @@ def _attention_recorded(model: nn.Module, recording: Recording, known_as: str) -
                 "there is no cached form of attention among states that are not one a token"
             )
         chunk = _chunk(attention_mask, model.config)
-        told = attention_mask is None and (
-            keywords.get("is_causal") is True or is_causal_alone(module)
-        )
+        told = attention_mask is None and _is_told(module, keywords)
         causal = chunk is not None or told or _is_causal(attention_mask, query.shape[2], window)
         bias = keywords.get("position_bias")
         if not causal and bias is None and _hides_later_keys(attention_mask, window):
@@ -246,6 +244,11 @@ def _attention_recorded(model: nn.Module, recording: Recording, known_as: str) -
         yield
     finally:
         config._attn_implementation = saved
+
+
+def _is_told(module: nn.Module, keywords: dict[str, Any]) -> bool:
+    """Whether attention without a mask is causal: it is said to be, or is by itself."""
+    return keywords.get("is_causal") is True or is_causal_alone(module)
 
 
 def _same_chunk(length: int, chunk: int) -> torch.Tensor:
