@@ -16,6 +16,7 @@ from onboard import LLM, SamplingParams
 from onboard.cache.captured_steps import StepTimes
 from onboard.graph.compile.captured_prompts import draft_sizes
 from onboard.runtime.engine import Engine
+from tests.gpu.test_captured_prompts_gpu import LATENT
 from tests.support.runtime.own_heads import make_headed
 from tests.support.runtime.tiny import Tiny, make_tiny
 from tests.unit.runtime.test_own_heads import Watched
@@ -110,11 +111,23 @@ def test_a_mixture(tmp_path: Path) -> None:
     _check(make_tiny(tmp_path, "mixtral", own_file=False, **experts, **SIZES), GREEDY)
 
 
+def test_latent_attention(tmp_path: Path) -> None:
+    _check(make_tiny(tmp_path, "deepseek_v3", own_file=False, **LATENT, **SIZES), GREEDY)
+
+
 @pytest.mark.parametrize(
-    ("release", "count"), [("Qwen3-Next", 1), ("DeepSeek-V3, GLM-4.5", 3)], ids=["one", "in turn"]
+    ("release", "model_type", "count", "own"),
+    [
+        ("Qwen3-Next", "qwen3", 1, {"head_dim": 64}),
+        ("DeepSeek-V3, GLM-4.5", "qwen3", 3, {"head_dim": 64}),
+        ("DeepSeek-V3, GLM-4.5", "deepseek_v3", 1, LATENT),
+    ],
+    ids=["one", "in turn", "latent attention"],
 )
-def test_heads_draft_the_same_without_graphs(release: str, count: int, tmp_path: Path) -> None:
-    model = make_headed(tmp_path, release, "qwen3", count, head_dim=64, **SIZES).tiny
+def test_heads_draft_the_same_without_graphs(
+    release: str, model_type: str, count: int, own: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_headed(tmp_path, release, model_type, count, **own, **SIZES).tiny
     prompts = [
         [random.randrange(SIZES["vocab_size"]) for _ in range(random.randrange(2, 100))]
         for _ in range(6)
