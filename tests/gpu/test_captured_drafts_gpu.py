@@ -1,5 +1,5 @@
 """Steps that check drafts as whole CUDA graphs: they are replayed, and every token is the plain
-engine's, drafts right or wrong.
+engine's, drafts right or wrong. Heads that draft draft the same with and without graphs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from onboard import LLM, SamplingParams
 from onboard.cache.captured_steps import StepTimes
 from onboard.graph.compile.captured_prompts import draft_sizes
 from onboard.runtime.engine import Engine
+from tests.gpu.test_captured_prompts_gpu import LATENT
+from tests.support.runtime.own_heads import make_headed
 from tests.support.runtime.tiny import Tiny, make_tiny
+from tests.unit.runtime.test_own_heads import Watched
 from tests.unit.runtime.test_speculation import KnownDrafts
 
 pytestmark = [
@@ -106,3 +109,44 @@ def test_windows(tmp_path: Path) -> None:
 def test_a_mixture(tmp_path: Path) -> None:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     _check(make_tiny(tmp_path, "mixtral", own_file=False, **experts, **SIZES), GREEDY)
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    _check(make_tiny(tmp_path, "deepseek_v3", own_file=False, **LATENT, **SIZES), GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("release", "model_type", "count", "own"),
+    [
+        ("Qwen3-Next", "qwen3", 1, {"head_dim": 64}),
+        ("DeepSeek-V3, GLM-4.5", "qwen3", 3, {"head_dim": 64}),
+        ("DeepSeek-V3, GLM-4.5", "deepseek_v3", 1, LATENT),
+    ],
+    ids=["one", "in turn", "latent attention"],
+)
+def test_heads_draft_the_same_without_graphs(
+    release: str, model_type: str, count: int, own: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_headed(tmp_path, release, model_type, count, **own, **SIZES).tiny
+    prompts = [
+        [random.randrange(SIZES["vocab_size"]) for _ in range(random.randrange(2, 100))]
+        for _ in range(6)
+    ]
+    speculative, found = {"draft": "mtp", "num_tokens": 3}, []
+    for backend in ("torch-simple", "torch-cudagraph"):
+        engine = _load(model, speculative=speculative, compile_backend=backend)
+        drafter = engine.drafter
+        drafter.__class__ = Watched
+        assert isinstance(drafter, Watched)
+        seen = drafter.watch()
+        outputs = [engine.submit(prompt, GREEDY)[0] for prompt in prompts]
+        engine.run()
+        found.append(([output.generated for output in outputs], seen))
+    assert found[0] == found[1]
+    for head in drafter.heads:
+        assert head.captured
+        assert head.gm.replays > 10
+        head.captured.times = {}  # nothing is padded to them: steps without their graphs
+    again = [engine.submit(prompt, GREEDY)[0] for prompt in prompts]
+    engine.run()
+    assert [output.generated for output in again] == found[0][0]

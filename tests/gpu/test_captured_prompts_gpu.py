@@ -27,6 +27,21 @@ SIZES = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
 CONFIG = {"max_seq_len": 512, "max_batch_size": 8, "max_num_tokens": 128}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
@@ -78,6 +93,11 @@ def test_windows(tmp_path: Path) -> None:
 def test_a_mixture(tmp_path: Path) -> None:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     model = make_tiny(tmp_path, "mixtral", own_file=False, **experts, **SIZES)
+    _check(model, _load(model), _prompts(3, 200, 17, 90))
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    model = make_tiny(tmp_path, "deepseek_v3", own_file=False, **LATENT, **SIZES)
     _check(model, _load(model), _prompts(3, 200, 17, 90))
 
 

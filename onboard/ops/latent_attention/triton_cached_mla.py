@@ -2,7 +2,7 @@
 
 All steps attend to the latents themselves; the weight that would expand them is absorbed into
 queries and outputs by two batched matrix products of the library. Nothing waits for the device, and
-in decode every grid follows from shapes alone.
+in decode every grid follows from shapes alone, else from the numbers of tokens and sequences.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _plan(queries: Tensor, rope: int, most_keys: int, counts: tuple[int, int, in
     return _Plan(True, tile, keys, (blocks, splits, sequences), splits, warps, stages)
 
 
-@register_op(fake_mla, mutates=("mla_cache",))
+@register_op(fake_mla, mutates=("mla_cache",), any_lengths=True)
 def triton_cached_mla(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -12,7 +12,7 @@ from onboard.ops.latent_attention.triton_cached_mla import attend_latents
 from onboard.ops.library import register_op
 
 
-@register_op(fake_mla, mutates=("mla_cache",), rotary=("cos", "sin"))
+@register_op(fake_mla, mutates=("mla_cache",), rotary=("cos", "sin"), any_lengths=True)
 def triton_cached_rope_mla(
     q_nope: Tensor,
     q_pe: Tensor,

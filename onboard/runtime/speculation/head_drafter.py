@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
-from onboard.cache.step_buffer import IntArray, StepSizes, table_names
+from onboard.cache.step_buffer import StepSizes, table_names
 from onboard.graph.draft_heads.add_heads import HeadGraph, draft_length
 from onboard.runtime.scheduling.request import Request
 
@@ -39,11 +40,19 @@ class _Chain:
     known: _Known
     most: int
     drafts: list[int] = field(default_factory=list)
+    """Placeholder tokens among them stand for tokens that only the device knows."""
 
     def token(self, index: int) -> int:
         """Return a token of the request, or a draft behind them."""
         count = len(self.request.tokens)
         return self.request.tokens[index] if index < count else self.drafts[index - count]
+
+    def replace(self, tokens: Sequence[int]) -> None:
+        """Put tokens in the place of the last placeholder tokens, up to one that is below 0: its logits
+        were no numbers.
+        """
+        del self.drafts[len(self.drafts) - len(tokens) :]
+        self.drafts += takewhile(lambda token: token >= 0, tokens)
 
 
 @dataclass
@@ -68,6 +77,8 @@ class HeadDrafter:
         self.heads, self._cache = list(heads), cache
         self.most = draft_length(num_tokens, len(heads))
         """Tokens of a draft."""
+        self._chosen: list[tuple[Sequence[_Chain], torch.Tensor]] = []
+        """Drafts that the host has not received: chains, and a token [chains] for each."""
         self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
         own = cache.metadata_names(["block_table"], cache.resources[heads[0].reads])
         groups = range(cache.info.num_groups)
@@ -80,6 +91,7 @@ class HeadDrafter:
         for step in range(self.most):
             if going := [each for each in chains if len(each.drafts) == step < each.most]:
                 self._extend(going, step)
+        self._receive()
         return [chain.drafts for chain in chains]
 
     def _begun(self, request: Request) -> _Chain:
@@ -102,10 +114,25 @@ class HeadDrafter:
             self._hand_on(head, chains, further)
         rows = [self._wanted(chain, number, further) for chain in chains]
         self._shorten(head, rows, number)
-        tokens = self._run(head, rows, number)[: len(chains)].tolist()
-        for chain, token in zip(chains, tokens, strict=True):
+        # The next step of the same head overwrites what this one has chosen
+        self._chosen.append((chains, self._run(head, rows, number)[: len(chains)].clone()))
+        for chain in chains:
             chain.known.rows[number] = len(chain.request.tokens) - 1 - number
-            chain.drafts += [token] if token >= 0 else []  # below 0: logits were no numbers
+            chain.drafts.append(-chain.request.slot)
+        if len(self.heads) > 1:  # the next head reads more of the drafts than the latest one
+            self._receive()
+
+    def _receive(self) -> None:
+        """Wait for the drafts, and put them where their placeholder tokens are."""
+        steps, self._chosen = self._chosen, []
+        if not steps:
+            return
+        tokens = iter(torch.cat([chosen for _, chosen in steps]).tolist())
+        new: dict[int, list[int]] = {}
+        for chain in (chain for chains, _ in steps for chain in chains):
+            new.setdefault(id(chain), []).append(next(tokens))
+        for chain in steps[0][0]:  # those of the later steps are among them
+            chain.replace(new[id(chain)])
 
     def _wanted(self, chain: _Chain, number: int, further: int) -> _Rows:
         """Return the rows that a head has not computed for certain, up to the one that drafts."""
@@ -151,17 +178,13 @@ class HeadDrafter:
         """Let the next row begin with the hidden state that came out of the one before it."""
         slots = np.array([chain.request.slot for chain in chains])
         last = np.array([len(chain.request.tokens) - 2 + further for chain in chains])
-        source, target = self._places(slots, last - 1), self._places(slots, last)
-        kept, read = self._cache.caches[head.keeps], self._cache.caches[head.reads]
-        read[target[0], 0, target[1]] = kept[source[0], 0, source[1]]
-
-    def _places(self, slots: IntArray, rows: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return page and offset of a row of the sequence in each slot, on the device."""
-        info = self._cache.info
+        rows, info = np.stack([last - 1, last]), self._cache.info
         pages = info.rows.tables[self._group, slots, rows // info.page_size].astype(np.int64)
-        offsets = rows % info.page_size
-        page, offset = (torch.from_numpy(each).to(info.device) for each in (pages, offsets))
-        return page, offset
+        places = torch.from_numpy(np.stack([pages, rows % info.page_size]))
+        moved = places.to(info.device, non_blocking=True)  # else the host waits for the step before
+        (source, target), (kept_at, read_at) = moved  # of pages, and of offsets in them
+        kept, read = self._cache.caches[head.keeps], self._cache.caches[head.reads]
+        read[target, 0, read_at] = kept[source, 0, kept_at]
 
 
 def _captured_size(head: HeadGraph, tokens: int, sequences: int) -> StepSizes | None:

@@ -100,6 +100,23 @@ def make_step(name: str) -> Row:
     return make_row(STEPS[name], 2 if name == "decode" else 0, 0 if name == "decode" else 3)
 
 
+def captured(row: Row, longest: int) -> dict[str, Tensor]:
+    """Return the metadata of a row as that of a step that a captured one serves: one more sequence has
+    the unused rows, on the spare page, two more have none, and what the host says is of another step,
+    whose longest query has `longest` tokens.
+    """
+    unused, args = row.tokens - row.real_tokens, dict(row.args)
+    more = torch.zeros(3, args["block_table"].shape[1], device=DEVICE).int()
+    ends = torch.full((3,), row.tokens, device=DEVICE)
+    args["cu_seqlens"] = torch.cat([args["cu_seqlens"], ends]).int()
+    lengths = torch.tensor([unused, 0, 0], device=DEVICE)
+    args["kv_lens"] = torch.cat([args["kv_lens"], lengths]).int()
+    args["block_table"] = torch.cat([args["block_table"], more])
+    sequences = len(args["kv_lens"])
+    args["batch_info_host"] = torch.tensor([sequences, row.tokens, longest, 7], dtype=torch.int32)
+    return args
+
+
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 

@@ -25,8 +25,10 @@ from tests.support.ops.chosen_latents import sparse_mla
 from tests.support.ops.naive import relative_error
 from tests.support.ops.ragged import (
     DEVICE,
+    PAGED,
     STEPS,
     Row,
+    captured,
     check,
     conv,
     delta_rule,
@@ -110,6 +112,19 @@ def test_mla_with_pages_that_hold_whole_tiles(
     monkeypatch.setattr(ragged, "PAGE", 64)
     row = make_row(lengths)
     check_mla(row, mla(row, 20, 32, 8, torch.bfloat16), LOW[torch.bfloat16])
+
+
+@pytest.mark.parametrize("longest", [2, 64])
+@pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
+@pytest.mark.parametrize("heads", [3, 20])
+def test_mla_of_a_captured_step_serves_any_lengths(heads: int, step: str, longest: int) -> None:
+    """What the host knows of the step that was captured must not decide the result."""
+    row = make_step(step)
+    arguments = mla(row, heads, 32, 16)
+    expected = ops.torch_cached_mla(*double(arguments))
+    arguments[5:10] = [captured(row, longest)[name] for name in PAGED]
+    actual = ops.triton_cached_mla(*arguments)
+    assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < 1e-5
 
 
 def test_mla_reads_lengths_on_the_device_only() -> None:

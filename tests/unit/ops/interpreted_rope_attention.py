@@ -16,8 +16,8 @@ from tests.support.ops.naive import (
     padded_to_captured,
     relative_error,
 )
+from tests.support.ops.ragged import PAGED, Row, captured, check, double, make_step, mla
 from tests.support.ops.ragged import STEPS as MLA_STEPS
-from tests.support.ops.ragged import Row, check, make_step, mla
 from tests.support.ops.rotated import TURNS, rotate, tables, with_rotation
 from tests.support.ops.seeds import seeded
 
@@ -104,6 +104,17 @@ def test_latent_attention(heads: int, size: int, step: str, turns: str) -> None:
     arguments = mla(row, heads, 24, 10, scale=0.3)
     table = tables(row.tokens, size, turns)
     check_mla(row, [*arguments[:5], *table, *arguments[5:11], turns, 0.3], 1e-5)
+
+
+@pytest.mark.parametrize("longest", [2, 64])
+def test_latent_attention_of_a_captured_step(longest: int) -> None:
+    row = make_step("mixed")
+    arguments, table = mla(row, 20, 24, 10), tables(row.tokens, 10, TURNS[0])
+    twin = double([*arguments[:5], *table, *arguments[5:11], TURNS[0]])
+    expected = ops.torch_cached_rope_mla(*twin)
+    arguments[5:10] = [captured(row, longest)[name] for name in PAGED]
+    actual = ops.triton_cached_rope_mla(*arguments[:5], *table, *arguments[5:11], TURNS[0])
+    assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < 1e-5
 
 
 def test_shapes_under_tracing() -> None:
