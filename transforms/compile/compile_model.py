@@ -279,7 +279,8 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             if reason := obstacle(head.gm, context.cache):
                 fact = f"steps in which heads read several tokens are not captured whole: {reason}"
                 context.facts.append(f"{self.key}: {fact}")
-            heads[at] = captured_head(head, context.cache, few, [] if reason else sizes)
+            wanted = [] if reason else sizes
+            heads[at] = captured_head(head, context.cache, few, wanted, context.facts)
 
     def _capture_steps(
         self,

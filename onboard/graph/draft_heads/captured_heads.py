@@ -36,14 +36,17 @@ def captured_head(
     cache: CachedSequenceInterface,
     batches: Sequence[int],
     sizes: Sequence[StepSizes],
+    facts: list[str],
 ) -> HeadGraph:
     """Return a head whose steps of one row for each of `batches` sequences, and of `sizes`, are
-    captured.
+    captured; `facts` get what there is no memory for.
     """
     gm, graphs, info = head.gm, CapturedPrompts(cache), cache.info
     captured = graphs.capture(gm, gm, sizes, draft_examples(info))
     rows = [StepSizes(each, each, each) for each in batches]
     graphs.capture(gm, gm, rows, {False: partial(set_heads_example, info)})
+    if graphs.left_out:
+        facts.append(f"no steps of {graphs.left_out} tokens of heads, their memory is not free")
     module = CapturedDecode(gm)
     module.prompts = graphs
     return replace(head, gm=module, captured=captured)

@@ -192,7 +192,10 @@ def test_captured_heads_draft_the_same(
         drafter = _drafter(engine)
         if captured:
             sizes = head_sizes(3, 64, 4, 64)
-            heads = [captured_head(each, engine.cache, [1, 2, 4], sizes) for each in drafter.heads]
+            heads = [
+                captured_head(each, engine.cache, [1, 2, 4], sizes, engine.facts)
+                for each in drafter.heads
+            ]
             drafter.heads = heads
         drafter.__class__ = Watched
         assert isinstance(drafter, Watched)
