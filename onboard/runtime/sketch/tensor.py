@@ -111,6 +111,10 @@ class Tensor:
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
 
+    def is_complex(self) -> bool:
+        """Whether its numbers are complex."""
+        return self.dtype.is_complex
+
     def __len__(self) -> int:
         return int(self.shape[0])
 

@@ -58,7 +58,8 @@ def _each_kind_once(base: Any) -> int:
 def _config(folder: Path, family: str, draw: random.Random) -> Path:
     """Write a config of a family: its class's defaults, few layers, and some drawn changes."""
     own = CONFIG_MAPPING[family]
-    base = own()
+    whole = own()
+    base = whole.get_text_config()
     changes: dict[str, Any] = {"dtype": draw.choice(["float32", "bfloat16", "float16"])}
     if family not in ("gpt_neo", "mamba2"):  # whose layers and sizes other fields repeat
         changes["vocab_size"] = base.vocab_size + draw.choice([0, 3, 64])
@@ -74,7 +75,7 @@ def _config(folder: Path, family: str, draw: random.Random) -> Path:
     if getattr(base, "sliding_window", None) and draw.random() < 0.5:
         changes["sliding_window"] = 128
     folder.mkdir()
-    own(**changes).save_pretrained(folder)
+    own(**(changes if base is whole else {"text_config": changes})).save_pretrained(folder)
     print(f"{family}: {changes}")
     return folder
 
