@@ -23,8 +23,10 @@ from tests.support.drawing import some_of
 FAMILIES = sorted(
     path.stem.removeprefix("modeling_") for path in CONTENT_ROOT.glob("models/modeling_*.py")
 )
-MAY_BE_UNSURE = {"codegen", "cohere", "cohere2", "gpt_neo", "gptj"}
-"""Families for which a graph is made: transforms change what their code says, with some options."""
+MAY_BE_UNSURE = {"codegen", "cohere", "cohere2", "gpt_neo", "gptj", "qwen2_5_vl"}
+"""Families for which a graph is made: transforms change what their code says, with some options, or
+the config has parts.
+"""
 SPAN = 4
 _ASK = """if True:
     import json, sys
