@@ -36,6 +36,14 @@ with.
 """
 FLOOR_OF_STAGES = 1e-3
 """And this besides, for models whose own error happens to be next to nothing."""
+TORN = 3.0
+"""A row of logits that errs so many times as much as the median one does is torn: the token was computed
+by other experts, say.
+"""
+MARGIN_OF_TORN = 2.0
+"""Where torn rows make the reference's own error so many times that of its median row, ours may err so
+many times as much as it does over all rows, and `MARGIN` times in the median row.
+"""
 FLOOR_IN_EPS = 0.03
 """Besides `MARGIN`, in units of the dtype's spacing: less than what rounding the logits once
 does.

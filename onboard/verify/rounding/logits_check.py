@@ -24,6 +24,8 @@ class Check:
     """The error of transformers in the run's dtype; None in float32."""
     rounding: Rounding | None = None
     """Measured in float32 where the error is beyond the limit."""
+    torn: int = 0
+    """Rows of the reference's own that rounding tears, where the limit is that of such."""
 
     @property
     def is_within(self) -> bool:
@@ -37,6 +39,11 @@ class Check:
 
     def as_rounding(self, beside: str) -> str:
         """Return that an error beyond the limit passes as rounding; empty where none does."""
+        if self.torn and self.is_within:
+            return (
+                f"{self.what}: rounding makes other choices in {self.torn} rows of {beside}'s own logits;"
+                f" in half of the rows ours err as those do (error {_shown(self.error)}{self._own(beside)})"
+            )
         if self.is_within or not self.passes:
             return ""
         sizes = f"error {_shown(self.error)}, more than {_shown(self.limit)}{self._own(beside)}"

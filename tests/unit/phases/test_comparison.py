@@ -143,6 +143,56 @@ def test_half_precision_may_err_a_fifth_more_than_transformers(
     assert f"transformers itself errs by {theirs:.2e}" in (problem or "")
 
 
+def _torn(
+    exact: torch.Tensor, usual: float, rows: list[int], generator: torch.Generator
+) -> torch.Tensor:
+    """Return logits that err as usual, but for some rows, which are about those of other tokens."""
+    found = torch.stack([_off(row, usual, generator) for row in exact])
+    for row in rows:
+        found[row] = _off(exact[row], 0.8, generator)
+    return found
+
+
+def test_rows_that_rounding_tears_may_be_others_than_the_reference_has(
+    generator: torch.Generator,
+) -> None:
+    exact = torch.cat([_exact(generator) for _ in range(4)])
+    own, half = _torn(exact, 0.02, [3, 20], generator), {"dtype": torch.bfloat16}
+    ours = _torn(exact, 0.02, [7, 31, 40, 44], generator)
+    found = _compared(exact, ours, own=own, **half)
+    assert found.problem is None
+    assert [check.torn for check in found.checks] == [2, 2]
+    assert "in 2 rows of transformers's own logits" in found.facts[0]
+
+    for wrong in (
+        _torn(exact, 0.03, [7, 31, 40, 44], generator),  # all its other rows err half as much again
+        _torn(exact, 0.02, list(range(0, 48, 4)), generator),  # six times as many are torn
+    ):
+        problem = _compared(exact, wrong, own=own, **half).problem
+        assert problem is not None
+        assert "prefill: the logits are not those of transformers" in problem
+    evenly = _off(exact, 0.1, generator)  # nothing of the reference's is torn
+    assert _compared(exact, _torn(exact, 0.1, [3, 20], generator), own=evenly, **half).problem
+
+
+def test_a_token_of_a_torn_row_counts_where_the_reference_has_none(
+    generator: torch.Generator,
+) -> None:
+    exact = torch.cat([_exact(generator) for _ in range(4)])
+    chosen = exact[-5:].argmax(-1)
+    chosen[2] = exact[-3].argmin()
+    last = len(exact) - 3
+    own, ours = (_torn(exact, 0.02, rows, generator) for rows in ([3, last + 1], [7, last]))
+    half = {"dtype": torch.bfloat16, "chosen": chosen}
+    assert _compared(exact, ours, own=own, **half).tokens.differing == 0
+    plain = _torn(exact, 0.02, [3, 5], generator)  # not in the rows that choose tokens
+    assert _compared(exact, ours, own=plain, **half).tokens.differing == 1
+    assert (
+        _compared(exact, _torn(exact, 0.02, [7, 9], generator), own=own, **half).tokens.differing
+        == 1
+    )
+
+
 @pytest.mark.parametrize("broken", ["ours", "decoded", "exact", "own"])
 def test_what_is_no_number_is_within_no_limit(broken: str, generator: torch.Generator) -> None:
     exact = _exact(generator)
