@@ -64,15 +64,20 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     facts += [f"{at} imports {name}, which is not there" for name, at in survey.absent.items()]
     for name in survey.files:
         text = (folder / name).read_text(encoding="utf-8")
-        facts += interfaces.stay_on_cpu(text) + hide_later_tokens(text)
+        facts += interfaces.stay_on_cpu(text)
         for module, wanted in _imported_from_transformers(text):
             facts += names.provide(module, wanted)
     config_class, model_class = _standing(folder, survey, config, facts)
+    facts += hide_later_tokens(_own_modules())
     facts += _position_facts(config_class, model_class, config)
     CONFIG_MAPPING.register(model_type, config_class, exist_ok=True)
     AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
     _INSTALLED[model_type] = list(dict.fromkeys(facts))
     return _INSTALLED[model_type]
+
+
+def _own_modules() -> list[ModuleType]:
+    return [item for name, item in sys.modules.items() if name.startswith(f"{PACKAGE}.")]
 
 
 def _position_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]) -> list[str]:

@@ -109,7 +109,8 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
         for name in vars(config).keys() - config.sub_configs.keys()
         if (part := _part(config, name))
     }
-    values = {name: value for name, value in values.items() if name not in _passed_on(config)}
+    left_out = _passed_on(config) | _worked_out(config)
+    values = {name: value for name, value in values.items() if name not in left_out}
     values = shrink_rope(_with_sections(config, values), values.get("head_dim") or 16)
     layers = read_layers(config, full)
     if layers is None:
@@ -159,6 +160,24 @@ def _passed_on(config: PretrainedConfig) -> set[str]:
         if item.arg
     }
     return told - {item.arg for item in (*found[1].args.args, *found[1].args.kwonlyargs)}
+
+
+def _worked_out(config: PretrainedConfig) -> set[str]:
+    """Return what the constructor of a repository's config computes of its arguments, and does not
+    take: each made small by itself, such sizes would not fit together.
+    """
+    found = find_method(type(config), "__init__")
+    if found is None or not found[0].__module__.startswith(f"{PACKAGE}."):
+        return set()
+    taken = {item.arg for item in (*found[1].args.args, *found[1].args.kwonlyargs)}
+    return {
+        target.attr
+        for node in ast.walk(found[1])
+        if isinstance(node, ast.Assign)
+        and any(isinstance(x, ast.BinOp) for x in ast.walk(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and target.attr not in taken
+    }
 
 
 def arguments_of(config: PretrainedConfig, different: bool = False) -> dict[str, Any]:

@@ -56,7 +56,12 @@ import os
 import torch
 from transformers import GPT2Config
 from onboard.hf.old.layers.own_triangles import hide_later_tokens, is_causal_alone
-print(hide_later_tokens("class X(GPT2Model)"), hide_later_tokens("class X(GPT2Model)"))
+from types import ModuleType
+code = ModuleType("code")
+from transformers import GPT2Model
+code.GPT2Model, code.number, code.tensor = GPT2Model, 3, torch.Tensor
+print(hide_later_tokens([code]))
+assert hide_later_tokens([code]) == []
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 seed = int.from_bytes(os.urandom(3), "big")
 print("seed", seed)

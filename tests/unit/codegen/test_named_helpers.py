@@ -77,3 +77,25 @@ def test_default_frequencies_that_take_a_kind_of_layer_which_none_has(tmp_path: 
     found = run_apart(GENERATE, [folder])["odd_rope"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5
+
+
+def test_sizes_that_a_config_works_out_fit_the_small_ones(tmp_path: Path) -> None:
+    mlp = """
+b, t, _ = x.shape
+y = F.silu(self.gate(x)).view(b, t, self.config.num_heads, self.config.head_dim)
+return self.down(y.flatten(2) * self.up(x))
+"""
+    folder = save_odd(tmp_path / "odd_worked_out", mlp=mlp)
+    code, config = folder / "modeling_odd.py", folder / "configuration_odd.py"
+    gate = "        self.gate = nn.Linear("
+    code.write_text(code.read_text().replace(gate, f"        self.config = config\n{gate}", 1))
+    text = config.read_text().replace("intermediate_size=80, ", "expand=2, head_dim=24, ")
+    worked_out = """self.intermediate_size = int(expand * hidden_size)
+        self.head_dim = head_dim
+        self.num_heads = self.intermediate_size // self.head_dim"""
+    config.write_text(text.replace("self.intermediate_size = intermediate_size", worked_out))
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"intermediate_size": 144, ', ""))
+    found = run_apart(GENERATE, [folder])["odd_worked_out"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5

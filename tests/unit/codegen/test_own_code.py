@@ -180,11 +180,12 @@ class Toy(nn.Module):
     def forward(self, x):
         y = repeat(x[:, :1], "b 1 h d -> b s h d", s=x.shape[1])
         z = repeat(x, "b s h d -> b s (h 2) d") + repeat(x, f"b s h d -> b s (h {self.groups}) d")
-        w = repeat(x[0, :, 0], "s d -> () s () (d j)", j=2)
-        return y + z[:, :, ::2] * w[..., ::2]
+        w = repeat(x[0, :, 0], pattern="s d -> () s () (d j)", j=2)
+        v = repeat(tensor=x, pattern="... d -> ... d e", e=3)[..., 0]
+        return (y + z[:, :, ::2] * w[..., ::2]) * (v == x)
 """
     state, _, forward = translate(text, {"groups": 2}, specialised=True)
-    assert forward.count("repeat_interleave") == 3
+    assert forward.count("repeat_interleave") == 4
     x = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(8))
     expected = _made(text, {"groups": 2})(x)
     assert torch.equal(expected, x[:, :1] + 2 * x * x[:1, :, :1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,13 +45,17 @@ def parsed(text: str) -> Pattern:
     return Pattern(left, right)
 
 
+_NAMES = ("tensor", "pattern")
+"""Parameters of einops' functions; all others are sizes of axes."""
+
+
 class NamedAxes(Mechanism):
     """Functions of einops."""
 
     def call(self, function: Any, expr: Any, args: Args, frame: Frame) -> Value | None:
         """`rearrange` and `repeat` of a tensor, `einsum` of several."""
         einops = sys.modules.get("einops")
-        match args.positional:
+        match _by_position(args):
             case [*tensors, Known(value=str() as text)] if (
                 einops is not None and function is getattr(einops, "einsum", None)
             ):
@@ -61,11 +66,17 @@ class NamedAxes(Mechanism):
                 if (spelled := _spelled(pattern)) is None:
                     return None
                 text, numbers = spelled
+                numbers |= {key: args.keywords[key] for key in args.keywords if key not in _NAMES}
                 if function is getattr(einops, "rearrange", None):
-                    return rearranged(tensor, parsed(text), args.keywords | numbers, frame)
+                    return rearranged(tensor, parsed(text), numbers, frame)
                 if function is getattr(einops, "repeat", None):
-                    return repeated(tensor, parsed(text), args.keywords | numbers, frame)
+                    return repeated(tensor, parsed(text), numbers, frame)
         return None
+
+
+def _by_position(args: Args) -> list[Value]:
+    """Return a tensor and its pattern, which calls may name."""
+    return [*args.positional, *(args.keywords[key] for key in _NAMES if key in args.keywords)]
 
 
 def _spelled(pattern: Value) -> tuple[str, dict[str, Value]] | None:
@@ -126,9 +137,11 @@ def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fra
 
 
 def _spread(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value | None:
-    """Return `n -> d n`: the tensor along new axes; None for another pattern."""
+    """Return `n -> d n`, or `... n -> ... n d`: the tensor along new axes; None for another pattern."""
     new = [group for group in pattern.right if group not in pattern.left]
     kept = [group for group in pattern.right if group in pattern.left]
+    if pattern.has_rest and pattern.right == [*pattern.left, *new]:
+        return _along_last(tensor, [sizes.get(group[0]) for group in new], frame)
     if pattern.has_rest or kept != pattern.left or not all(group[0] in sizes for group in new):
         return None
     value: Value = tensor
@@ -136,6 +149,17 @@ def _spread(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fram
         value = _method(value, "unsqueeze", [Known(place)], frame) if group in new else value
     every = [sizes[group[0]] if group in new else Known(-1) for group in pattern.right]
     return _method(value, "expand", every, frame)
+
+
+def _along_last(tensor: Code, sizes: Sequence[Value | None], frame: Frame) -> Value | None:
+    """Return a tensor along new last axes; None where the size of one is not said."""
+    value: Value = tensor
+    for size in sizes:
+        if size is None:
+            return None
+        value = _method(value, "unsqueeze", [Known(-1)], frame)
+        value = _method(value, "repeat_interleave", [size, Known(-1)], frame)
+    return value
 
 
 def _dimension(groups: list[list[str]], place: int) -> int:

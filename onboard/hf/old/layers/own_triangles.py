@@ -1,35 +1,49 @@
-"""Eager attention of GPT-2 and GPT-NeoX, which hid later tokens by itself in transformers 4: code that
-inherits from their models hands it no mask, or that of padding alone.
+"""Eager attention that hides later tokens where it gets no mask, or that of padding alone, as that of
+some models of transformers 4 did, and as PyTorch's attention does: code that takes layers or models
+from transformers may hand it no other.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import re
+import inspect
+import sys
+from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-_NAMES = {"gpt2": re.compile(r"\bGPT2[A-Z]"), "gpt_neox": re.compile(r"\bGPTNeoX[A-Z]")}
 _FUNCTION = "eager_attention_forward"
+_MODELS = "transformers.models."
 _CHANGED: set[str] = set()
 """Modules whose attention does by now."""
 
 
-def hide_later_tokens(text: str) -> list[str]:
-    """Have eager attention of the models that a repository's code names hide later tokens where its
-    mask does not, from here on; return what was changed.
+def hide_later_tokens(code: Iterable[ModuleType]) -> list[str]:
+    """Have the eager attention of models hide later tokens where its mask does not, of those whose
+    attention, or what it lies in, a repository's modules have; return what was changed.
     """
+    taken = {each for module in code for each in vars(module).values() if _attends(each)}
     facts = []
-    for name in (key for key, pattern in _NAMES.items() if pattern.search(text)):
-        module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-        if module.__name__ not in _CHANGED:
-            _CHANGED.add(module.__name__)
+    for name in sorted({each.__module__ for each in taken} - _CHANGED):
+        module = sys.modules[name]
+        if hasattr(module, _FUNCTION):
+            _CHANGED.add(name)
             setattr(module, _FUNCTION, _causal(getattr(module, _FUNCTION)))
-            facts.append(f"eager attention of {name} hides later tokens, as in transformers 4")
+            short = name.removeprefix(_MODELS)
+            facts.append(f"eager attention of {short} hides later tokens where no mask does")
     return facts
+
+
+def _attends(value: Any) -> bool:
+    """Whether a value is a class of a model of transformers that takes an attention mask."""
+    if not (inspect.isclass(value) and issubclass(value, nn.Module)):
+        return False
+    if not value.__module__.startswith(_MODELS) or value.__module__ not in sys.modules:
+        return False
+    return "attention_mask" in inspect.signature(value.forward).parameters
 
 
 def is_causal_alone(module: nn.Module) -> bool:
@@ -49,7 +63,7 @@ def _causal(function: Any) -> Any:
         **kwargs: Any,
     ) -> Any:
         rows = 1 if attention_mask is None else attention_mask.shape[-2]
-        if query.shape[-2] > rows and not getattr(module, "is_cross_attention", False):
+        if query.shape[-2] > rows and getattr(module, "is_causal", False):
             hidden = _triangle(query, key.shape[-2])
             attention_mask = hidden if attention_mask is None else attention_mask + hidden
         return function(module, query, key, value, attention_mask, *args, **kwargs)
