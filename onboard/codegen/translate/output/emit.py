@@ -412,15 +412,15 @@ def rope_default(translator: Translator, cls: type) -> MethodText:
     owner, node = found
     frame = Frame(translator, module_source(owner.__module__), "function")
     parameters = [item.arg for item in node.args.args if item.arg in ("config", "layer_type")]
+    config = config_of(translator, cls)
     values = {
-        "config": Config(name("config"), config_of(translator, cls)),
+        "config": Config(name("config"), config),
         "layer_type": Code(name("layer_type"), static=True),
     }
     frame.env.values.update({item.arg: values.get(item.arg, NONE) for item in node.args.args})
     execute(node.body, frame)
     for statement, value in frame.returns:
         statement.value = value.code()
-    config = config_of(translator, cls)
     types = {"config": type(config).__name__, "layer_type": "str"}
     if not any(isinstance(each, dict) for each in (config.rope_parameters or {}).values()):
         types["layer_type"] = "str | None = None"  # all kinds of layers have the same

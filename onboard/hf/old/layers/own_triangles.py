@@ -48,7 +48,8 @@ def _attends(value: Any) -> bool:
 
 def is_causal_alone(module: nn.Module) -> bool:
     """Whether a module's eager attention hides later tokens without a mask."""
-    return any(cls.__module__ in _CHANGED for cls in type(module).__mro__)
+    changed = any(cls.__module__ in _CHANGED for cls in type(module).__mro__)
+    return changed and getattr(module, "is_causal", False) is True
 
 
 def _causal(function: Any) -> Any:
