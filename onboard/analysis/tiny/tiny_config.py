@@ -163,8 +163,8 @@ def _passed_on(config: PretrainedConfig) -> set[str]:
 
 
 def _worked_out(config: PretrainedConfig) -> set[str]:
-    """Return what the constructor of a repository's config computes of its arguments, and does not
-    take: each made small by itself, such sizes would not fit together.
+    """Return the numbers that the constructor of a repository's config computes of its arguments,
+    and does not take: each made small by itself, such sizes would not fit together.
     """
     found = find_method(type(config), "__init__")
     if found is None or not found[0].__module__.startswith(f"{PACKAGE}."):
@@ -176,7 +176,9 @@ def _worked_out(config: PretrainedConfig) -> set[str]:
         if isinstance(node, ast.Assign)
         and any(isinstance(x, ast.BinOp) for x in ast.walk(node.value))
         for target in node.targets
-        if isinstance(target, ast.Attribute) and target.attr not in taken
+        if isinstance(target, ast.Attribute)
+        and target.attr not in taken
+        and isinstance(getattr(config, target.attr, None), int | float)
     }
 
 

@@ -92,7 +92,8 @@ return self.down(y.flatten(2) * self.up(x))
     text = config.read_text().replace("intermediate_size=80, ", "expand=2, head_dim=24, ")
     worked_out = """self.intermediate_size = int(expand * hidden_size)
         self.head_dim = head_dim
-        self.num_heads = self.intermediate_size // self.head_dim"""
+        self.num_heads = self.intermediate_size // self.head_dim
+        self.layer_types = ["full_attention"] * num_hidden_layers  # as long as there are layers"""
     config.write_text(text.replace("self.intermediate_size = intermediate_size", worked_out))
     file = folder / "config.json"
     file.write_text(file.read_text().replace('"intermediate_size": 144, ', ""))
