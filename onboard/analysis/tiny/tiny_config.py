@@ -19,6 +19,7 @@ from onboard.analysis.tiny.tiny_layers import first_of_each_kind, prefix
 from onboard.analysis.tiny.tiny_sizes import (
     VOCABULARY,
     keep_heads,
+    rotated_dim,
     shrink_overrides,
     shrink_rope,
     shrink_sizes,
@@ -111,7 +112,7 @@ def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:
     }
     left_out = _passed_on(config) | _worked_out(config)
     values = {name: value for name, value in values.items() if name not in left_out}
-    values = shrink_rope(_with_sections(config, values), values.get("head_dim") or 16)
+    values = shrink_rope(_with_sections(config, values), rotated_dim(values))
     layers = read_layers(config, full)
     if layers is None:
         return remade(config, values)

@@ -213,16 +213,23 @@ def shrink_overrides(
     return {**overrides, **sizes, **pairs}
 
 
-def shrink_rope(value: Any, head_dim: int) -> Any:
+def rotated_dim(small: Mapping[str, Any]) -> int:
+    """Return how many channels RoPE turns, but for a factor that its parameters may have: those that
+    latent attention keeps for it, else a head's.
+    """
+    return small.get("qk_rope_head_dim") or small.get("head_dim") or 16
+
+
+def shrink_rope(value: Any, channels: int) -> Any:
     """Shrink lengths, sections and per-channel factors inside RoPE parameters, however deep they
     lie.
     """
     if not isinstance(value, dict):
         return value
-    out = {key: shrink_rope(item, head_dim) for key, item in value.items()}
+    out = {key: shrink_rope(item, channels) for key, item in value.items()}
     if out.get("original_max_position_embeddings") is not None:
         out["original_max_position_embeddings"] = ORIGINAL_POSITIONS
-    rotary = int(head_dim * out.get("partial_rotary_factor", 1.0)) // 2
+    rotary = int(channels * out.get("partial_rotary_factor", 1.0)) // 2
     for key in ("short_factor", "long_factor"):
         if isinstance(factors := out.get(key), list) and factors:
             out[key] = [factors[index * len(factors) // rotary] for index in range(rotary)]

@@ -167,26 +167,6 @@ def apply_rotary_emb(
     return torch.cat((first * cos - second * sin, first * sin + second * cos, rest), dim=-1)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + epsilon) * weight, worked out in float32."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    return (scaled * weight).to(x.dtype)
-
-
-class RMSNorm(nn.Module):
-    """A root-mean-square norm with a weight."""
-
-    def __init__(self, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x in the norm's scale."""
-        return rms_norm(x, self.weight, self.eps)
-
-
 class LowerTriangularMask:
     """xformers' causal mask."""
 
@@ -222,8 +202,6 @@ FORMS: dict[str, Any] = {
     "flash_attn..unpad_input": unpad_input,
     "flash_attn..apply_rotary_emb": apply_rotary_emb,
     "flash_attn..apply_rotary_emb_func": apply_rotary_emb,
-    "flash_attn..rms_norm": rms_norm,
-    "flash_attn..RMSNorm": RMSNorm,
     "xformers..memory_efficient_attention": memory_efficient_attention,
     "xformers..LowerTriangularMask": LowerTriangularMask,
 }

@@ -22,6 +22,7 @@ from onboard.hf.old import (
     distributions,
     einops_forms,
     linear_attention_forms,
+    norm_forms,
     recurrent_forms,
 )
 from onboard.hf.old.gone import Gone
@@ -46,6 +47,7 @@ FORMS: dict[str, Any] = {
     **attention_forms.FORMS,
     **distributions.FORMS,
     **linear_attention_forms.FORMS,
+    **norm_forms.FORMS,
     **recurrent_forms.FORMS,
 }
 """What names of packages that are missing compute, in inference."""

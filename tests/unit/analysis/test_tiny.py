@@ -9,7 +9,7 @@ from onboard.analysis.tiny.random_weights import randomize
 from onboard.analysis.tiny.tiny_config import tiny_config
 from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.analysis.tiny.tiny_prompts import prompts
-from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, WINDOW
+from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, WINDOW, rotated_dim, shrink_rope
 from tests.support.families import VARIANTS, config_dict
 
 
@@ -42,6 +42,16 @@ def test_longrope_factors_are_as_many_as_channels() -> None:
     rotary = int(config.hidden_size // config.num_attention_heads * 0.75)
     assert len(config.rope_parameters["short_factor"]) == rotary // 2
     assert config.rope_parameters["original_max_position_embeddings"] == ORIGINAL_POSITIONS
+
+
+@pytest.mark.parametrize(
+    ("small", "expected"), [({"qk_rope_head_dim": 8, "head_dim": 20}, 4), ({"head_dim": 20}, 10)]
+)
+def test_latent_attention_turns_the_channels_that_it_keeps_for_that(
+    small: dict[str, int], expected: int
+) -> None:
+    rope = shrink_rope({"rope_scaling": {"short_factor": [1.0] * 16}}, rotated_dim(small))
+    assert len(rope["rope_scaling"]["short_factor"]) == expected
 
 
 @pytest.mark.parametrize("family", VARIANTS)

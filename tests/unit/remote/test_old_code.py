@@ -146,6 +146,15 @@ def test_a_known_model_type_with_own_code_goes_by_a_type_of_its_own() -> None:
         assert with_own_type(config) == config
 
 
+def test_a_decoder_may_be_named_as_a_model_for_sequences_from_sequences() -> None:
+    """As ChatGLM's first releases name theirs."""
+    named = {"AutoConfig": "configuration_x.C", "AutoModelForSeq2SeqLM": "modeling_x.M"}
+    own = with_own_type({"model_type": "llama", "auto_map": named})
+    assert own == {"model_type": "llama_own_code", "auto_map": {**AUTO_MAP, **named}}
+    encoder = {"model_type": "t5", "is_encoder_decoder": True, "auto_map": named}
+    assert with_own_type(encoder) == encoder
+
+
 def test_own_code_of_a_known_type_needs_consent(tmp_path: Path) -> None:
     config = with_own_type({"model_type": "llama", "auto_map": AUTO_MAP})
     (tmp_path / "configuration_x.py").write_text("import os\n")

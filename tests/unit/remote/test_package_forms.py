@@ -14,7 +14,7 @@ import torch
 
 from onboard.errors import OnboardError
 from onboard.hf.old import attention_forms as attention
-from onboard.hf.old import distributions, packages
+from onboard.hf.old import distributions, norm_forms, packages
 from onboard.hf.old import recurrent_forms as recurrent
 from onboard.verify.error import rmse_ratio
 
@@ -139,9 +139,9 @@ def test_channels_turn(interleaved: bool, draw: Any) -> None:
 def test_norms_and_xformers(draw: Any) -> None:
     x, weight = draw(2, 3, 4), draw(4)
     mean = torch.tensor([[[float((row**2).sum()) / 4] for row in rows] for rows in x])
-    _near(attention.rms_norm(x, weight, 0.1), x / (mean.double() + 0.1).sqrt() * weight)
-    norm = attention.RMSNorm(4, eps=0.1)
-    assert torch.equal(norm(x), attention.rms_norm(x, torch.ones(4), 0.1))
+    _near(norm_forms.rms_norm(x, weight, 0.1), x / (mean.double() + 0.1).sqrt() * weight)
+    norm = norm_forms.RMSNorm(4, eps=0.1)
+    assert torch.equal(norm(x), norm_forms.rms_norm(x, torch.ones(4), 0.1))
     q, k, v = draw(1, 5, 2, 4), draw(1, 5, 2, 4), draw(1, 5, 2, 4)
     causal = attention.memory_efficient_attention(q, k, v, attention.LowerTriangularMask())
     _near(causal, _attention(q, k, v, 0.5, lambda i, j: j <= i))
@@ -149,6 +149,19 @@ def test_norms_and_xformers(draw: Any) -> None:
     added = attention.memory_efficient_attention(q, k, v, bias, scale=0.3)
     told = _attention(q, k, v, 0.3, lambda i, j: True, lambda h, i, j: float(bias[0, h, i, j]))
     _near(added, told)
+
+
+def test_norms_take_the_residual_stream_in(draw: Any) -> None:
+    x, stream, weight, bias = draw(3, 5), draw(3, 5), draw(5), draw(5)
+    total = x + stream
+    out, kept = norm_forms.layer_norm_fn(x, weight, bias, stream, eps=0.1, prenorm=True)
+    _near(out, torch.nn.functional.layer_norm(total, (5,), weight, bias, 0.1))
+    _near(kept, total)
+    alone = norm_forms.rms_norm_fn(x, weight, bias, eps=0.1)
+    _near(alone, x / (x.pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * weight + bias)
+    half = [item.half() for item in (x, weight, bias, stream)]
+    _, wide = norm_forms.rms_norm_fn(*half, prenorm=True, residual_in_fp32=True)
+    assert torch.equal(wide, half[0].float() + half[3].float())
 
 
 def test_convolutions_see_what_was(draw: Any) -> None:
