@@ -97,7 +97,10 @@ def test_experts_that_all_compute_are_counted_decoded(variant: str, tmp_path: Pa
     checkpoint = quantised_checkpoint(quantised.FOLDER / variant)
     assert checkpoint is not None
     assert not any("experts" in name for name in checkpoint.kept_bytes())
-    assert spared_bytes(without_files(variant, tmp_path)) == (checkpoint.spared_bytes(), [BY_CONFIG])
+    assert spared_bytes(without_files(variant, tmp_path)) == (
+        checkpoint.spared_bytes(),
+        [BY_CONFIG],
+    )
 
 
 def test_a_file_beside_the_config_counts_as_well(tmp_path: Path) -> None:
