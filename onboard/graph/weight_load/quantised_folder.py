@@ -397,15 +397,12 @@ def decoded_names(
 
 def _refuse_codes(left: Mapping[str, TensorMeta]) -> None:
     """Raise `OnboardError` for codes that no scale was found for: as numbers they are no weights."""
-    found = describe_tensors(left) or next(
-        (
-            f"{name} is {str(meta.dtype).removeprefix('torch.')}"
-            for name, meta in left.items()
-            if name.endswith("weight") and not meta.dtype.is_floating_point
-        ),
-        None,
+    codes = (
+        f"{name} is {str(meta.dtype).removeprefix('torch.')}"
+        for name, meta in left.items()
+        if name.endswith(".weight") and not meta.dtype.is_floating_point
     )
-    if found is not None:
+    if found := next(codes, None) or describe_tensors(left):
         raise OnboardError(
             f"the checkpoint is quantised and lacks a part of a weight ({found}, without its scales)",
             hint=DAMAGED,
