@@ -4,6 +4,7 @@ one by one, and some have stacks, too.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -90,6 +91,15 @@ class DeclaredStack:
     """The layers of an expert that are in it."""
     alternates: bool
     """Its pieces' outputs take turns."""
+    are_chosen: bool = True
+    """See `are_chosen`."""
+
+
+def are_chosen(experts: nn.Module) -> bool:
+    """Tell whether a module of experts is given which of them a token goes to; without that all compute
+    on inputs of their own, a batched product, for which no op takes codes.
+    """
+    return len(inspect.signature(experts.forward).parameters) > 1
 
 
 def declared_stacks(config: Mapping[str, Any]) -> Mapping[str, DeclaredStack]:
@@ -122,7 +132,9 @@ def _stacks(model: Any) -> dict[str, DeclaredStack]:
             for name in (leaf, f"{leaf}_bias"):
                 stack = getattr(module, name, None)
                 if isinstance(stack, torch.Tensor) and stack.dim() > 1:
-                    found[f"{path}.{name}"] = DeclaredStack(tuple(stack.shape), pieces, alternates)
+                    found[f"{path}.{name}"] = DeclaredStack(
+                        tuple(stack.shape), pieces, alternates, are_chosen(module)
+                    )
     made = [target for rule in merges(model) for target in rule.target_patterns] if found else []
     return {
         name: stack

@@ -27,6 +27,28 @@ def unpacked(words: torch.Tensor, bits: int, dim: int, *, run_on: bool = True) -
     return spread.flatten(-2).movedim(-1, dim)
 
 
+def unpacked_planes(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+    """Return the unsigned numbers whose bits lie in planes: of each 32 numbers the lowest bits in one
+    after another of `bits` words along `dim`, as many as are a power of two, then those above.
+    """
+    rows = words.movedim(dim, -1)
+    rows = rows.reshape(*rows.shape[:-1], -1, bits)
+    found = torch.zeros(*rows.shape[:-1], 32, device=words.device, dtype=torch.uint8)
+    offset = 0
+    for width in (each for each in (8, 4, 2, 1) if bits & each):
+        found |= unpacked(rows[..., offset : offset + width], width, -1) << offset
+        offset += width
+    return found.flatten(-2).movedim(-1, dim)
+
+
+def one_more(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return int32 words of which each number is one more: 0 that was made one less took of the number
+    above, which gets it back.
+    """
+    ones: int = sum(1 << shift for shift in range(0, 32, bits))
+    return words + ones  # what does not fit wraps around
+
+
 def nibbles(data: torch.Tensor) -> torch.Tensor:
     """Return the two halves of each byte of the last dimension, the low one first: uint8, twice as
     many.

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _KEYS = ("quantization_config", "compression_config", "quantization")
 """Where a config.json says it; the last is MLX's."""
+_BESIDE = ("expert_dtype",)
+"""What a config may say of it beside the key."""
 _LEVELS = 2
 """How deep a text model's config may lie: thinker_config.text_config."""
 _FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -45,7 +47,7 @@ def said_in_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         inner = (each for part in parts for key, each in part.items() if key not in _KEYS)
         parts += [each for each in inner if isinstance(each, Mapping) and each not in parts]
     found = (
-        part[key]
+        {each: part[each] for each in _BESIDE if each in part} | part[key]
         for part in parts
         for key in _KEYS
         if isinstance(part.get(key), Mapping) and part[key]

@@ -54,6 +54,31 @@ def _run_on(codes: Tensor, bits: int) -> Tensor:
     return torch.tensor(rows).to(torch.int32)
 
 
+def in_planes(codes: Tensor, bits: int) -> Tensor:
+    """Codes [rows, columns] of which the lowest four, two and one bits lie in words of their own, as
+    far as a code has them, for each 32 columns.
+    """
+    widths = [width for width in (8, 4, 2, 1) if bits & width]
+    found = []
+    for block in codes.split(32, 1):
+        shift = 0
+        for width in widths:
+            found.append(words(block >> shift & (1 << width) - 1, width))
+            shift += width
+    return torch.cat(found, 1)
+
+
+def _one_less(zeros: Tensor, bits: int) -> Tensor:
+    """Words of zeros that GPTQModel has taken one from: of the whole word where codes fill it, so that
+    a zero of 0 borrows from the next.
+    """
+    if 32 % bits:
+        return words((zeros - 1) % (1 << bits), bits)
+    ones = sum(1 << shift for shift in range(0, 32, bits))
+    less = (words(zeros, bits).long() - ones) & 0xFFFFFFFF
+    return torch.where(less >= 1 << 31, less - (1 << 32), less).to(torch.int32)
+
+
 def _order(draw: random.Random, inputs: int, group: int, *, mixed: bool) -> Tensor:
     """The group of each input."""
     groups = [k // group for k in range(inputs)]
@@ -78,23 +103,25 @@ def gptq(draw: random.Random, shape: Shape = None) -> Layer:
     outputs, inputs, group = _sizes(draw, shape)
     widths = [4, 4, 8, 2, 3, 5, 6, 7] if outputs % 32 == 0 else [4, 4, 8, 2]
     bits, mixed = draw.choice(widths), draw.random() < 0.5
-    version = draw.choice([1, 2]) if shape is None else 1  # of all layers of a model
+    layouts = ["gptq", "gptq_v2", *(["gptq_p"] if outputs % 32 == 0 else [])]
+    layout = draw.choice(layouts) if shape is None else "gptq"  # of all layers of a model
+    write = in_planes if layout == "gptq_p" else words
     size = inputs if group == -1 else group
     g_idx, groups = _order(draw, inputs, size, mixed=mixed), -(-inputs // size)
     codes = torch.randint(0, 1 << bits, (inputs, outputs))
-    zeros = torch.randint(1, 1 << bits, (groups, outputs))
+    zeros = torch.randint(0, 1 << bits, (groups, outputs))
     scales = (torch.rand(groups, outputs) / (1 << bits) + 1e-3).half()
     where = g_idx.long()
     weight = (codes - zeros[where]).double() * scales.double()[where]
     tensors = {
-        "qweight": words(codes.T, bits).T.contiguous(),
-        "qzeros": words(zeros - int(version == 1), bits),
+        "qweight": write(codes.T, bits).T.contiguous(),
+        "qzeros": _one_less(zeros, bits) if layout == "gptq" else write(zeros, bits),
         "scales": scales,
         "g_idx": g_idx,
     }
     said = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": mixed}
-    if version == 2:
-        said["checkpoint_format"] = "gptq_v2"
+    if layout != "gptq" or draw.random() < 0.5:
+        said["checkpoint_format"] = layout
     needed = ("qzeros", "scales", *(["g_idx"] if mixed else []))
     return Layer(tensors, said, weight.T, needed)
 

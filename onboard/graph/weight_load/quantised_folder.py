@@ -21,7 +21,13 @@ from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
 from onboard.graph.weight_load.parameters import Share
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.quantised.encoded import Encoded, plain
-from onboard.quantised.layouts.apart_experts import WHOLE, are_apart, joined_experts, joined_rows
+from onboard.quantised.layouts.apart_experts import (
+    WHOLE,
+    are_apart,
+    joined_experts,
+    joined_rows,
+    same_place,
+)
 from onboard.quantised.layouts.float4 import INVERSE_SCALE
 from onboard.quantised.layouts.float8 import INPUT_SCALE_NAMES
 from onboard.quantised.read_method import read_method, refuse_unsaid
@@ -248,7 +254,15 @@ class QuantisedCheckpoint(Checkpoint):
             name: self._held_bytes(weight)
             for name, weight in self.weights.items()
             if has_kernels(weight.computed_as, weight.block, weight.inputs)
+            and not (len(weight.shape) > 2 and self._is_for_all(name))
         }
+
+    def _is_for_all(self, name: str) -> bool:
+        """Tell whether a stack is of experts that all compute, which a run decodes."""
+        from onboard.hf.expert_weights import declared_stacks  # builds transformers' model
+
+        stacks = declared_stacks(config_of(self.folder)).items()
+        return any(not each.are_chosen and same_place(place, name) for place, each in stacks)
 
     def _held_bytes(self, weight: QuantisedWeight) -> int:
         if weight.members:
@@ -383,15 +397,12 @@ def decoded_names(
 
 def _refuse_codes(left: Mapping[str, TensorMeta]) -> None:
     """Raise `OnboardError` for codes that no scale was found for: as numbers they are no weights."""
-    found = describe_tensors(left) or next(
-        (
-            f"{name} is {str(meta.dtype).removeprefix('torch.')}"
-            for name, meta in left.items()
-            if name.endswith("weight") and not meta.dtype.is_floating_point
-        ),
-        None,
+    codes = (
+        f"{name} is {str(meta.dtype).removeprefix('torch.')}"
+        for name, meta in left.items()
+        if name.endswith(".weight") and not meta.dtype.is_floating_point
     )
-    if found is not None:
+    if found := next(codes, None) or describe_tensors(left):
         raise OnboardError(
             f"the checkpoint is quantised and lacks a part of a weight ({found}, without its scales)",
             hint=DAMAGED,

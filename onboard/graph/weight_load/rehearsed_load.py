@@ -7,7 +7,7 @@ device, where tensors have no values, so that it takes no memory and reads no we
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,8 @@ def rehearse_load(model: Any, tensors: Mapping[str, TensorMeta]) -> Rehearsal:
         if spare[source] is not _UNKNOWN and spare[source].shape != tuple(expected[name].shape)
     }
     left_out = {name: spare[name] for name in sorted(spare.keys() - load.prefixed.values())}
-    facts, unknown = explain_unused(left_out, expected.keys() | (names.keys() - spare.keys()))
+    taken = _without_foreign(names.keys() - spare.keys(), left_out, expected, model)
+    facts, unknown = explain_unused(left_out, expected.keys() | taken)
     for path, packages in missing_towers(model).items():
         unknown = [name for name in unknown if not name.startswith(f"{path}.")]
         facts.append(f"{path} is left out: it needs the packages {' and '.join(packages)}")
@@ -81,6 +82,29 @@ def rehearse_load(model: Any, tensors: Mapping[str, TensorMeta]) -> Rehearsal:
         *_integers(expected, tensors, names, load, f"{model.base_model_prefix}."),
     ]
     return Rehearsal(misfits, facts)
+
+
+def _without_foreign(
+    names: Set[str], left_out: Collection[str], expected: Collection[str], model: Any
+) -> Set[str]:
+    """Return the names of tensors that are in the model: those that are a part of one that is left
+    out, as experts of a layer beyond the model's, lie in a module that it does not have.
+    """
+    prefix = f"{model.base_model_prefix}."
+    own = {
+        module
+        for name in expected
+        for each in (name, prefix + name, name.removeprefix(prefix))
+        for module in _modules(each)
+    }
+    foreign = {module for name in left_out for module in _modules(name)} - own
+    return {name for name in names if foreign.isdisjoint(_modules(name))} if foreign else names
+
+
+def _modules(name: str) -> Iterator[str]:
+    """Yield the paths of all modules that a tensor lies in."""
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def tied_in(model: Any, tensors: Mapping[str, object]) -> Iterator[tuple[str, str]]:

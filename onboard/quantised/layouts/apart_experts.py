@@ -45,6 +45,11 @@ class Declared(Protocol):
 Members = tuple[tuple[QuantisedWeight, ...], ...]
 
 
+def same_place(one: str, other: str) -> bool:
+    """Tell whether two names are of one module, but for what models and checkpoints call otherwise."""
+    return _BEFORE_LAYERS.sub("", one) == _BEFORE_LAYERS.sub("", other)
+
+
 def are_apart(names: Collection[str]) -> bool:
     """Tell whether there are weights of experts one by one."""
     return any(map(_APART.fullmatch, names))
@@ -79,7 +84,7 @@ def _stacks(
         f"{path}.{leaf}": stack
         for name, stack in declared.items()
         for place, _, leaf in [name.rpartition(".")]
-        if _BEFORE_LAYERS.sub("", place) == _BEFORE_LAYERS.sub("", path)
+        if same_place(place, path)
     }
     members = {name: _members(path, name, each, weights, stored) for name, each in own.items()}
     turned = _are_turned(own, members)

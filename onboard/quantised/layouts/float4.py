@@ -51,6 +51,8 @@ class FourBitFloats:
     """The ending of a scale of the whole tensor."""
     divides: bool = False
     """By the tensor's scale is divided."""
+    codes: torch.dtype = torch.uint8
+    """What holds two of them."""
 
     @property
     def kind(self) -> str:
@@ -75,7 +77,7 @@ class FourBitFloats:
         if stem + self.packed not in tensors:
             return None
         packed = tensors[stem + self.packed]
-        if packed.dtype != torch.uint8:
+        if packed.dtype != self.codes:
             return None
         if len(packed.shape) < 2:
             raise OnboardError(
@@ -120,7 +122,8 @@ class FourBitFloats:
             if self.divides and not bool(whole.isfinite()):  # its inverse would be 0, and a number
                 raise OnboardError(f"{self.whole} is {whole.item()}, no scale", hint=DAMAGED)
             whole = 1 / whole if self.divides else whole
-        return Encoded(nibbles(found["codes"]), scale, 1, self.group, table=E2M1, whole=whole)
+        codes = nibbles(found["codes"].view(torch.uint8))
+        return Encoded(codes, scale, 1, self.group, table=E2M1, whole=whole)
 
 
 def expert_blocks(tensors: Mapping[str, TensorMeta], stem: str) -> QuantisedWeight:

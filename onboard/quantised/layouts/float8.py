@@ -50,7 +50,8 @@ class EightBits:
     """Weights that keep their name and shape and have a scale beside them."""
 
     scale: str
-    """What the scale's name has behind the weight's: "_scale_inv"."""
+    """What the scale's name has behind the weight's, "_scale_inv"; or, with a dot, behind the layer's:
+    ".scale"."""
     block: tuple[int, int] | None = None
     """Outputs and inputs of a block; None: scales of a tensor or of outputs."""
     divisor: float = 1.0
@@ -79,13 +80,14 @@ class EightBits:
         if len(meta.shape) < 2:
             raise OnboardError(f"{name} is {list(meta.shape)}, no matrix", hint=DAMAGED)
         require_dtype(tensors, name, *(d for d, kind in _EIGHT_BITS.items() if self.kind in kind))
-        scale = require(tensors, name + self.scale, name)
-        has_exponents = self.kind == "fp8" and self.block is not None
-        require_dtype(tensors, name + self.scale, *NUMBERS, *(EXPONENTS if has_exponents else ()))
-        rows, columns = self._extent(name, meta.shape, scale.shape)
         stem = name.removesuffix(".weight")
+        scale_name = (stem if self.scale.startswith(".") else name) + self.scale
+        scale = require(tensors, scale_name, name)
+        has_exponents = self.kind == "fp8" and self.block is not None
+        require_dtype(tensors, scale_name, *NUMBERS, *(EXPONENTS if has_exponents else ()))
+        rows, columns = self._extent(name, meta.shape, scale.shape)
         zero = neighbours(tensors, stem, {"zero": ".weight_zero_point"})
-        parts = {"codes": name, "scale": name + self.scale, **zero}
+        parts = {"codes": name, "scale": scale_name, **zero}
         beside = neighbours(tensors, stem, INPUT_SCALES)
         return QuantisedWeight(
             name,

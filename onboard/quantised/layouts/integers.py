@@ -17,7 +17,13 @@ import torch
 
 from onboard.errors import OnboardError
 from onboard.quantised.encoded import Encoded
-from onboard.quantised.packing import signed, twos_complement, unpacked
+from onboard.quantised.packing import (
+    one_more,
+    signed,
+    twos_complement,
+    unpacked,
+    unpacked_planes,
+)
 from onboard.quantised.weight import (
     DAMAGED,
     NUMBERS,
@@ -164,6 +170,8 @@ class Gptq(PackedIntegers):
     """Inputs are in groups in any order, which only `g_idx` says."""
     stores_order: bool = True
     """Files have `g_idx` even where it says nothing."""
+    in_planes: bool = False
+    """The bits of a number lie apart, so that none runs on in the next word."""
 
     def size(self, outputs: int, inputs: int) -> int:
         """Return the bytes of a weight with what its writers put beside the codes."""
@@ -184,14 +192,23 @@ class Gptq(PackedIntegers):
 
     def decode(self, found: Tensors, group: int) -> Encoded:
         """Return the weight, given its parts."""
-        codes = signed(unpacked(found["codes"], self.bits, 0).T, self.bits)
-        scale = found["scale"].T
-        # Of eight bits it may be one more than int8 has
-        zero = signed(unpacked(found["zero"], self.bits, 1).T, self.bits).short()
-        zero += self.zero_is_less
+        codes = signed(self._numbers(found["codes"], 0).T, self.bits)
+        scale, zero = found["scale"].T, signed(self._zeros(found["zero"]).T, self.bits)
         return Encoded(
             codes, scale, 1, group, groups=groups_where_mixed(found, group, scale), zero=zero
         )
+
+    def _numbers(self, words: torch.Tensor, dim: int) -> torch.Tensor:
+        unpack = unpacked_planes if self.in_planes else unpacked
+        return unpack(words, self.bits, dim)
+
+    def _zeros(self, words: torch.Tensor) -> torch.Tensor:
+        """Return the zeros [groups, outputs]: one more than is stored, of a whole word at once where
+        its numbers fill it, as its writers take one away.
+        """
+        if self.zero_is_less and 32 % self.bits == 0:
+            return self._numbers(one_more(words, self.bits), 1)
+        return (self._numbers(words, 1) + self.zero_is_less) & ((1 << self.bits) - 1)
 
 
 def groups_where_mixed(found: Tensors, group: int, scale: torch.Tensor) -> torch.Tensor | None:

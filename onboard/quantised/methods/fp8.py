@@ -1,16 +1,23 @@
-"""Hugging Face's `fp8`: blocks as DeepSeek has them, or scales of a whole tensor."""
+"""Hugging Face's `fp8`: blocks as DeepSeek has them, or scales of a whole tensor; experts may be in
+MXFP4.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onboard.quantised.layouts.float4 import FourBitFloats
 from onboard.quantised.layouts.float8 import EightBits
 from onboard.quantised.methods.settings import check_keys, is_block, one_of, refusal
-from onboard.quantised.weight import Activations, Files, QuantisedWeight
+from onboard.quantised.weight import NOT_QUANTISED, Activations, Files, QuantisedWeight
+
+if TYPE_CHECKING:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
 
 _KEYS = {
     "quant_method",
@@ -28,9 +35,11 @@ _KEYS = {
     "ignore_patterns",
 }
 _MXFP8 = (1, 32)
-_SCALES = ("_scale_inv", "_scale")
-"""What a scale is called behind its weight's name: DeepSeek's and AutoFP8's; both are multiplied
-by."""
+_MXFP4_GROUP = 32
+_SCALES = ("_scale_inv", "_scale", ".scale")
+"""What a scale is called behind its weight's name, DeepSeek's and AutoFP8's, or behind its layer's,
+DeepSeek-V4's; all are multiplied by."""
+_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,8 @@ class Fp8:
 
     block: tuple[int, int] | None
     activations: Activations
+    has_fp4: bool = False
+    """Experts are in MXFP4, two codes in an int8."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Fp8:
@@ -49,7 +60,7 @@ class Fp8:
         if "scale_fmt" in values:
             one_of("fp8", values, "scale_fmt", ("ue8m0", "float", None))
         if "expert_dtype" in values:
-            one_of("fp8", values, "expert_dtype", ("fp8", None))
+            one_of("fp8", values, "expert_dtype", ("fp8", "fp4", None))
         block = values.get("weight_block_size")
         if block is not None and not is_block(block):
             raise refusal("fp8", f"weight_block_size = {str(block)[:60]}")
@@ -59,28 +70,36 @@ class Fp8:
         return cls(
             (block[0], block[1]) if block else None,
             as_they_come if scheme == "dynamic" else Activations("tensor"),
+            values.get("expert_dtype") == "fp4",
         )
 
     @property
     def description(self) -> str:
         """In words."""
-        if self.block is None:
-            return "fp8"
-        return f"fp8, {self.block[0]} x {self.block[1]} blocks"
+        blocks = f", {self.block[0]} x {self.block[1]} blocks" if self.block else ""
+        return f"fp8{blocks}{', experts in mxfp4' if self.has_fp4 else ''}"
 
-    def layout_of(self, module: str) -> EightBits:
-        """Return how every layer lies in the files: the scales of mxfp8 are bytes."""
+    def layout_of(self, module: str) -> EightBits | FourBitFloats:
+        """Return how a layer lies in the files: the scales of mxfp8 are bytes."""
+        if self.has_fp4 and _EXPERTS.search(module):
+            return FourBitFloats(_MXFP4_GROUP)
         return EightBits(_SCALES[0], self.block, scale_bytes=1 if self.block == _MXFP8 else 4)
 
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the weights with scales by name."""
         tensors = files.names()
-        found = {}
-        for name, meta in tensors.items():
-            if meta.dtype != torch.float8_e4m3fn or name.endswith(_SCALES):
-                continue
-            scale = next((each for each in _SCALES if name + each in tensors), _SCALES[0])
-            weight = EightBits(scale, self.block).find(tensors, name, self.activations)
-            assert weight is not None, f"{name} has eight bits"
-            found[name] = weight
-        return found
+        found = (self._weight(tensors, name) for name in tensors if not name.endswith(_SCALES))
+        return {weight.name: weight for weight in found if weight is not None}
+
+    def _weight(self, tensors: Mapping[str, TensorMeta], name: str) -> QuantisedWeight | None:
+        """Return the weight of a name; None: it is not quantised."""
+        stem, dtype = name.removesuffix(".weight"), tensors[name].dtype
+        places = {each: (stem if each.startswith(".") else name) + each for each in _SCALES}
+        scale = next((each for each, at in places.items() if at in tensors), _SCALES[0])
+        if dtype == torch.float8_e4m3fn:
+            return EightBits(scale, self.block).find(tensors, name, self.activations)
+        if not (self.has_fp4 and dtype == torch.int8 and _EXPERTS.search(name)):
+            return None
+        ending = places[scale].removeprefix(stem)
+        layout = FourBitFloats(_MXFP4_GROUP, ".weight", ending, codes=torch.int8)
+        return layout.find(tensors, name, NOT_QUANTISED)

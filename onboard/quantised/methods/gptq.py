@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onboard.quantised.layouts.float8 import stems
@@ -15,6 +15,7 @@ from onboard.quantised.weight import NOT_QUANTISED, Files, Method, QuantisedWeig
 
 _GPTQ_KEYS = {
     "quant_method",
+    "method",
     "bits",
     "group_size",
     "desc_act",
@@ -68,9 +69,13 @@ _GPTQ_KEYS = {
 }
 _BITS = range(2, 9)
 _LEFT = "-:"
+_IN_PLANES = "gptq_p"
+"""GPTQModel's format for bits that do not fill words; zeros are as in the second version."""
 _OWN_KEYS = {"bits", "group_size", "sym", "desc_act", "mse", "damp_percent", "static_groups"}
 _AWQ_KEYS = {
     "quant_method",
+    "method",
+    "dynamic",
     "bits",
     "w_bit",
     "group_size",
@@ -183,16 +188,24 @@ def read_gptq(values: Mapping[str, Any]) -> PackedWords:
     check_keys("gptq", values, _GPTQ_KEYS | _AUTO_ROUND_KEYS)
     bits = one_of("gptq", values, "bits", _BITS)
     written = values.get("checkpoint_format") or values.get("format") or "gptq"
-    if values.get("is_marlin_format") or written not in ("gptq", "gptq_v2"):
+    if values.get("is_marlin_format") or written not in ("gptq", "gptq_v2", _IN_PLANES):
         raise refusal(
             "gptq", f"the format {'marlin' if values.get('is_marlin_format') else written}"
         )
-    less = written == "gptq"
-    ordered = values.get("desc_act") is True
-    layout = Gptq(bits, group_of("gptq", values), less, ordered)
-    left = (str(rule) for rule in _dynamic(values) if str(rule).startswith(_LEFT))
-    texts = tuple(rule.removeprefix(_LEFT) for rule in left)
-    return PackedWords("gptq", layout, {}, tuple(_rules(values, less)), texts)
+    general = Gptq(
+        bits,
+        group_of("gptq", values),
+        zero_is_less=written == "gptq",
+        has_order=values.get("desc_act") is True,
+        in_planes=written == _IN_PLANES,
+    )
+    return PackedWords("gptq", general, {}, tuple(_rules(values, general)), _left(values))
+
+
+def _left(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the patterns of layers that are not quantised."""
+    rules = map(str, _dynamic(values))
+    return tuple(rule.removeprefix(_LEFT) for rule in rules if rule.startswith(_LEFT))
 
 
 def _dynamic(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -202,7 +215,7 @@ def _dynamic(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return dynamic
 
 
-def _rules(values: Mapping[str, Any], less: bool) -> Iterator[tuple[re.Pattern[str], Gptq]]:
+def _rules(values: Mapping[str, Any], general: Gptq) -> Iterator[tuple[re.Pattern[str], Gptq]]:
     """Yield the patterns of GPTQModel's `dynamic` that give layers bits and groups of their own; those
     after "-:" name layers that are not quantised.
     """
@@ -216,7 +229,8 @@ def _rules(values: Mapping[str, Any], less: bool) -> Iterator[tuple[re.Pattern[s
         bits = one_of("gptq", said, "bits", _BITS)
         pattern = pattern_of("gptq", str(rule).removeprefix("+:"))
         ordered = {"desc_act": values.get("desc_act"), **own}["desc_act"] is True
-        yield pattern, Gptq(bits, group_of("gptq", said), less, ordered)
+        group = group_of("gptq", said)
+        yield pattern, replace(general, bits=bits, group=group, has_order=ordered)
 
 
 def read_awq(values: Mapping[str, Any]) -> PackedWords:
@@ -231,7 +245,10 @@ def read_awq(values: Mapping[str, Any]) -> PackedWords:
     one_of("awq", said, "version", ("gemm",))
     for key in ("format", "checkpoint_format"):
         one_of("awq", {key: None} | dict(values), key, (None, "gemm", "awq"))
-    return PackedWords("awq", Awq(group_of("awq", said), bool(values.get("zero_point", True))), {})
+    layout = Awq(group_of("awq", said), bool(values.get("zero_point", True)))
+    if len(left := _left(values)) < len(_dynamic(values)):
+        raise refusal("awq", "layers that have settings of their own (dynamic)")
+    return PackedWords("awq", layout, {}, left=left)
 
 
 def read_auto_round(values: Mapping[str, Any]) -> Method:

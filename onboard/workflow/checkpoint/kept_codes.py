@@ -74,7 +74,9 @@ class _Matrix:
 
 
 def _matrices(folder: Path) -> Iterator[_Matrix]:
-    """Yield the linear layers of a config's model, and its stacks of experts; gate and up are two."""
+    """Yield the linear layers of a config's model, and its stacks of experts, of which each token has
+    some; gate and up are two.
+    """
     from torch import nn
 
     from onboard.workflow.checkpoint.parameter_count import build_on_meta
@@ -84,7 +86,13 @@ def _matrices(folder: Path) -> Iterator[_Matrix]:
         if isinstance(module, nn.Linear):
             yield _Matrix(name, 1, module.out_features, module.in_features)
     for name, parameter in model.named_parameters():
-        if _STACKS.search(name) and parameter.dim() == 3:
+        if _STACKS.search(name) and parameter.dim() == 3 and _are_chosen(model, name):
             count, outputs, inputs = parameter.shape
             pieces = 2 if "gate_up" in name else 1
             yield _Matrix(name, count * pieces, outputs // pieces, inputs, is_stack=True)
+
+
+def _are_chosen(model: Any, stack: str) -> bool:
+    from onboard.hf.expert_weights import are_chosen
+
+    return are_chosen(model.get_submodule(stack.rpartition(".")[0]))

@@ -51,6 +51,14 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"model_type": "nemotron_h", "layers_block_type": ["mamba", "moe", "attention", "moe"]},
         {CONV, SSM, GATED, ATTENTION},
     ),
+    "nemotron_h without states": (
+        {"model_type": "nemotron_h", "layers_block_type": ["attention", "moe"]},
+        {ATTENTION},
+    ),
+    "nemotron_h without attention": (
+        {"model_type": "nemotron_h", "layers_block_type": ["mamba", "moe", "mlp"]},
+        {CONV, SSM, GATED},
+    ),
     "xlstm": ({}, {MLSTM}),
     "zamba2": ({"num_mem_blocks": 2}, {CONV, SSM, GATED, ATTENTION}),  # blocks shared in turn
 }

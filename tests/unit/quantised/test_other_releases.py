@@ -82,7 +82,9 @@ def require_same(folder: Path, variant: str, prefix: tuple[str, str] = ("", ""))
         ("gptq", {"v2": False, "offload_to_disk": True, "vram_strategy": "exclusive"}),
         ("gptq", {"meta": {"quantizer": ["gptqmodel:5.0"]}, "pack_dtype": "int32"}),
         ("gptq", {"modules_to_not_convert": ["lm_head", "model.layers.1.mlp"]}),
+        ("gptq", {"method": "gptq", "format": "gptq", "dynamic": {r"-:.*\.gate$": {}}}),
         ("awq", {"version": "GEMM", "checkpoint_format": "gemm"}),
+        ("awq", {"method": "awq", "format": "gemm", "dynamic": {r"-:.*\.gate$": {}}}),
         (
             "auto_round_gptq",
             {"extra_config": {r".*mlp\.up.*": {"bits": 8}, "k_proj$": {"bits": 16}}},

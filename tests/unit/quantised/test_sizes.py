@@ -11,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 from safetensors import safe_open
 
+from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 from onboard.hub import LocalSource
 from onboard.workflow.checkpoint.kept_codes import BY_CONFIG, spared_bytes
 from onboard.workflow.checkpoint.parameter_count import build_on_meta, estimate_size
@@ -55,8 +56,6 @@ UNSAID = {
     "hf_fp8_ue8m0": "in which dtype scales are stored",
     "modelopt_int4_awq": "two layers have factors of inputs",
     "modelopt_w4a8_awq": "two layers have factors of inputs",
-    "modelopt_fp8_llama4": "experts in one tensor share scales",
-    "modelopt_nvfp4_llama4": "experts in one tensor share scales",
     "torchao_fp8": "what its writer made of the config",
     "ct_embeddings": "embeddings and the head are quantised, too",
     "torchao_int8": "what its writer made of the config",
@@ -90,6 +89,18 @@ def test_a_config_tells_what_the_headers_do(variant: str, tmp_path: Path) -> Non
     by_config, said = spared_bytes(without_files(variant, tmp_path))
     assert said == ([BY_CONFIG] if by_config else [])
     assert (by_config == by_headers) == (variant not in UNSAID)
+
+
+@pytest.mark.parametrize("variant", ["modelopt_fp8_llama4", "modelopt_nvfp4_llama4"])
+def test_experts_that_all_compute_are_counted_decoded(variant: str, tmp_path: Path) -> None:
+    """No op has a batched product with codes: a run decodes them."""
+    checkpoint = quantised_checkpoint(quantised.FOLDER / variant)
+    assert checkpoint is not None
+    assert not any("experts" in name for name in checkpoint.kept_bytes())
+    assert spared_bytes(without_files(variant, tmp_path)) == (
+        checkpoint.spared_bytes(),
+        [BY_CONFIG],
+    )
 
 
 def test_a_file_beside_the_config_counts_as_well(tmp_path: Path) -> None:

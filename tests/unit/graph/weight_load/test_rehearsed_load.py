@@ -150,6 +150,20 @@ def test_what_is_left_out_for_a_reason_is_said(folder: Folder) -> None:
         assert any(word in fact for fact in rehearsal.facts), word
 
 
+def test_a_layer_of_experts_beyond_the_models_is_left_out(folder: Folder) -> None:
+    """A head for multi-token prediction, where transformers' class does not know its number."""
+    path = folder("deepseek_v3")
+    tensors = Checkpoint(path).names()
+    last = max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
+    layer = {name: each for name, each in tensors.items() if f".layers.{last}." in name}
+    assert any(".experts.0." in name for name in layer)
+    more = {name.replace(f".{last}.", f".{last + 1}.", 1): each for name, each in layer.items()}
+    more[f"model.layers.{last + 1}.eh_proj.weight"] = meta(8, 16)
+    rehearsal = rehearse_load(build_on_meta(path), tensors | more)
+    assert rehearsal.misfits == []
+    assert any(f"model.layers.{last + 1}" in fact for fact in rehearsal.facts)
+
+
 def test_many_tensors_take_seconds(folder: Folder, tmp_path: Path) -> None:
     """23,000 tensors of a mixture whose experts are stored one by one."""
     from transformers import MixtralConfig

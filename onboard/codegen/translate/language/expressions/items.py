@@ -9,6 +9,7 @@ from typing import Any
 from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.expressions.decisions import decided_here
 from onboard.codegen.translate.language.expressions.module_lists import one_of
 from onboard.codegen.translate.language.forms import (
     CHUNKED,
@@ -78,7 +79,7 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
         ):
             return chosen
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(
-            table, index, frame
+            _asked_for(table, index, frame), index, frame
         ):
             return choice
         case Mapping(), Known(value=str()) | Code(static=True) if entry := _of_mapping(
@@ -169,7 +170,7 @@ def _chosen_here(owner: Global, key: Value, frame: Frame) -> Value | None:
     ):
         return None
     for item in table:
-        test = Code(ast.Compare(key.code(), [ast.Eq()], [constant(item)]), static=True)
+        test = _is_key(key, item)
         try:
             if not frame.translator.decide(test.expr, test, frame):
                 continue
@@ -178,6 +179,23 @@ def _chosen_here(owner: Global, key: Value, frame: Frame) -> Value | None:
         frame.translator.guard(test.expr, frame)
         return _entry(owner, item, frame)
     return None
+
+
+def _asked_for(table: dict[Any, Any], key: Value, frame: Frame) -> dict[Any, Any]:
+    """Return a table without the repository's classes that no layer of this config asks for, where
+    branches on it are decided: what these do need not be known. The constructor asserts it.
+    """
+    if not frame.translator.specialised or frame.kind != "init":
+        return table
+    return {
+        item: entry
+        for item, entry in table.items()
+        if not objects.is_own(entry, frame) or decided_here(_is_key(key, item), frame) is not False
+    }
+
+
+def _is_key(key: Value, item: Any) -> Code:
+    return Code(ast.Compare(key.code(), [ast.Eq()], [constant(item)]), static=True)
 
 
 def _by_key(table: Any) -> dict[Any, Any]:
