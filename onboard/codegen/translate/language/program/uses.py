@@ -19,8 +19,8 @@ from onboard.codegen.translate.language.program.supers import looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.by_class import Differing
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
-from onboard.codegen.translate.language.values import Code, Value
-from onboard.hf.given_inputs import counts_itself
+from onboard.codegen.translate.language.values import Code, Known, Value
+from onboard.hf.given_inputs import counts_itself, keeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +46,15 @@ def inputs_of(cls: type) -> list[str]:
 
 
 def given_to(cls: type) -> dict[str, Value]:
-    """Return what the forward of the whole model knows: its inputs, and the mask of a text without
-    padding where it has no default.
+    """Return what the forward of the whole model knows: its inputs, the mask of a text without
+    padding where it has no default, and that it is to keep something where it runs so alone.
     """
     node = _forward_of(cls)
     named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
     needed = {"attention_mask"} & named - default_nodes(node).keys()
-    return {key: Code(name(key)) for key in inputs_of(cls)} | {key: Ones() for key in needed}
+    told: dict[str, Value] = {"use_cache": Known(True)} if keeps(cls) else {}
+    inputs = {key: Code(name(key)) for key in inputs_of(cls)}
+    return inputs | {key: Ones() for key in needed} | told
 
 
 def _forward_of(cls: type) -> ast.FunctionDef:
