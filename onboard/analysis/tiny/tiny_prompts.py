@@ -17,6 +17,7 @@ from onboard.verify.tolerances import SAME
 
 _LAST = 8
 """Tokens: what becomes of one may show only once a block of them is whole."""
+_COUNTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _BELOW_LENGTH: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -64,6 +65,12 @@ def counts_positions(model: nn.Module) -> bool:
     """Whether a transformers model pays no heed to `position_ids`: it counts tokens, or knows no
     positions.
     """
+    if model not in _COUNTS:
+        _COUNTS[model] = _counts(model)
+    return _COUNTS[model]
+
+
+def _counts(model: nn.Module) -> bool:
     inputs = prompt(0, seed=3, tokens=vocabulary(model))
     stretched = {**inputs, "position_ids": inputs["position_ids"] * 2}
     if positions_below_length(model):
