@@ -5,6 +5,7 @@ its place.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -52,9 +53,35 @@ def _set_rope_scaling(config: PretrainedConfig, value: Any) -> None:
     """Keep what is no table of RoPE's parameters: such a field is the code's own."""
     vars(config).pop("rope_scaling", None)
     if value is None or isinstance(value, dict):
+        before = vars(config).get("rope_parameters")
+        before = before if isinstance(before, dict) else {}
+        if value is None and _was_given_none() and before.get("rope_type", "default") != "default":
+            return
         PretrainedConfig.rope_scaling.fset(config, value)
+        _keep_elsewhere(config, before)
     else:
         vars(config)["rope_scaling"] = value
+
+
+def _was_given_none() -> bool:
+    """Whether who sets a field is a constructor that was given none: that of its base has read a
+    table.
+    """
+    frame = sys._getframe(2)
+    while frame.f_back is not None and "setattr" in frame.f_code.co_name:
+        frame = frame.f_back
+    return "rope_scaling" in frame.f_locals and frame.f_locals["rope_scaling"] is None
+
+
+def _keep_elsewhere(config: Any, before: dict[str, Any]) -> None:
+    """Keep what lay beside `rope_scaling` once, where a constructor sets that behind its base's, which
+    has put all of it in one table.
+    """
+    now = config.rope_parameters or {"rope_type": "default"}
+    own = before.keys() & {*_ELSEWHERE[1:]}
+    lost = {key: before[key] for key in own if before[key] is not None and now.get(key) is None}
+    if lost:
+        config.rope_parameters = {**now, **lost}
 
 
 OLD_ROPE_SCALING = property(old_rope_scaling, _set_rope_scaling)

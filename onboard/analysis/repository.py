@@ -233,6 +233,15 @@ def spare_masks(model_class: Any, *, always: bool = False) -> None:
     facts.append(f"{model_class.__name__}.forward {what}")
 
 
+def give_caches(model_class: Any) -> None:
+    """Have the models of a class keep what they would for later tokens; it is told for the report."""
+    given_inputs.give_caches(model_class)
+    facts = _INSTALLED[model_class.config_class.model_type]
+    facts.append(
+        f"{model_class.__name__}.forward fails with use_cache=False; it gets use_cache=True"
+    )
+
+
 def note_outputs(model_class: Any) -> None:
     """Tell the report what the models of a class, which have run, give besides plain logits."""
     facts = _INSTALLED[model_class.config_class.model_type]

@@ -85,6 +85,25 @@ def spare_positions(model_class: Any) -> None:
     model_class.forward = spared
 
 
+def give_caches(model_class: Any) -> None:
+    """Have a class's forward, which fails where it is to keep nothing, keep what it would for later
+    tokens.
+    """
+    forward = model_class.forward
+
+    @functools.wraps(forward)
+    def keeping(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **{**kwargs, "use_cache": True})
+
+    keeping.keeps = True  # type: ignore[attr-defined]
+    model_class.forward = keeping
+
+
+def keeps(model_class: Any) -> bool:
+    """Whether a class's forward always keeps something for later tokens."""
+    return getattr(model_class.forward, "keeps", False)
+
+
 def counts_itself(model_class: Any) -> bool:
     """Whether a class's forward is spared positions."""
     return getattr(model_class.forward, "counts_itself", False)

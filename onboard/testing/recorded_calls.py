@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from onboard.analysis.behaviour.left_at_classes import BETWEEN_LAYERS, left_at_classes
 from onboard.analysis.counterparts import counterparts, is_choice, without_later
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.ops.rope.rope import complex_freqs
@@ -30,6 +31,8 @@ class Call:
     arguments: dict[str, Any]
     outputs: list[torch.Tensor] = field(default_factory=list)
     """The tensors of the returned value, in order."""
+    left: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What earlier layers had left at classes."""
     again: Again | None = None
     """The same call once more, on hidden states that differ a little."""
 
@@ -92,7 +95,7 @@ class Call:
         ]
 
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
-        arguments = {}
+        arguments: dict[str, Any] = {}
         parameters = inspect.signature(block.forward).parameters
         looked_up = "position_ids" in parameters  # by the block itself
         for position, (name, parameter) in enumerate(parameters.items()):
@@ -107,6 +110,8 @@ class Call:
                 if position and not looked_up:
                     value = pytree.tree_map(self._for_each_text, value)
                 arguments[name] = _in_form_of(parameter, value)
+            elif name == BETWEEN_LAYERS:
+                arguments[name] = dict(self.left)
             elif position == 0:
                 arguments[name] = next(iter(self.arguments.values()))
             else:
@@ -242,7 +247,9 @@ def _hooks(block: nn.Module, found: list[Call]) -> tuple[Callable[..., None], Ca
         # What the code of a repository has no parameter for is left out when it is called
         known = {key: kwargs[key] for key in kwargs if takes_any or key in signature.parameters}
         bound = signature.bind(*args, **known)
-        found.append(Call(_flatten(bound, copied), again=_again(block, bound)))
+        left = left_at_classes(block)
+        again = None if left else _again(block, bound)  # which finds there what the last text left
+        found.append(Call(_flatten(bound, copied), left=left, again=again))
 
     def after(_: nn.Module, __: Any, output: Any) -> None:
         found[-1].outputs = [tensor.clone() for tensor in tensors(output)]

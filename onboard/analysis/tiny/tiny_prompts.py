@@ -17,6 +17,7 @@ from onboard.verify.tolerances import SAME
 
 _LAST = 8
 """Tokens: what becomes of one may show only once a block of them is whole."""
+_COUNTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _BELOW_LENGTH: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -64,6 +65,12 @@ def counts_positions(model: nn.Module) -> bool:
     """Whether a transformers model pays no heed to `position_ids`: it counts tokens, or knows no
     positions.
     """
+    if model not in _COUNTS:
+        _COUNTS[model] = _counts(model)
+    return _COUNTS[model]
+
+
+def _counts(model: nn.Module) -> bool:
     inputs = prompt(0, seed=3, tokens=vocabulary(model))
     stretched = {**inputs, "position_ids": inputs["position_ids"] * 2}
     if positions_below_length(model):
@@ -107,8 +114,8 @@ def positions_below_length(model: nn.Module) -> bool:
 def runs_as_it_is(model: nn.Module) -> bool:
     """Whether a transformers model runs with tokens alone; where it needs a mask or positions, it is
     given them from now on, a mask as truth values where it needs these, and no mask where one token
-    has none, or no positions where it runs with none alone. A copy is run: a first run may change
-    weights, or leave things behind.
+    has none, or no positions where it runs with none alone, or keeps what it would for later tokens
+    where it runs so alone. A copy is run: a first run may change weights, or leave things behind.
     """
     model = copied(model)
     inputs = from_zero(prompt(0, seed=3, tokens=vocabulary(model)))
@@ -127,6 +134,9 @@ def runs_as_it_is(model: nn.Module) -> bool:
     elif runs(model, {"input_ids": inputs["input_ids"]}):
         repository.spare_positions(type(model))
         return runs_as_it_is(model)
+    elif runs(model, {**inputs, "attention_mask": mask}, use_cache=True):
+        repository.give_caches(type(model))
+        return runs_as_it_is(model)
     else:
         return False
     if not runs(model, {"input_ids": inputs["input_ids"]}):
@@ -135,10 +145,10 @@ def runs_as_it_is(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def runs(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
+def runs(model: nn.Module, inputs: dict[str, torch.Tensor], *, use_cache: bool = False) -> bool:
     """Whether a transformers model takes some inputs."""
     try:
-        model(**inputs, use_cache=False)
+        model(**inputs, use_cache=use_cache)
     except Exception:  # whatever a model's own code raises
         return False
     return True

@@ -59,7 +59,7 @@ from onboard.hf.old.gone import Gone, importing
 from onboard.hf.old.own_configs import is_own_of_transformers, own_config_class
 from onboard.hub import with_own_type
 from onboard.modeling import CausalLMOutput
-from onboard.plain_config import PlainConfig, add_old_defaults
+from onboard.plain_config import OldFields, PlainConfig, add_old_defaults
 from onboard.workflow.phases.gather import require_consent_for_code
 
 AUTO_MAP = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
@@ -812,6 +812,22 @@ def test_old_code_counts_the_fields_of_rope_scaling() -> None:
         scaling["beta_fast"]
     newer = PlainConfig(rope_theta=10.0, rope_scaling={"rope_type": "linear", "factor": 2.0})
     assert newer.rope_scaling == {"type": "linear", "factor": 2.0}
+
+
+def test_a_constructor_that_sets_rope_scaling_last_keeps_the_base() -> None:
+    """That of its base has put both into one table."""
+
+    class Own(OldFields, LlamaConfig):  # type: ignore[misc]
+        def __init__(self, rope_scaling: Any = None, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.rope_scaling = rope_scaling
+
+    given = {"type": "linear", "factor": 4.0}
+    made: Any = Own.from_dict({"rope_theta": 100.0, "rope_scaling": dict(given)})
+    again: Any = Own.from_dict(made.to_dict())
+    for config in (made, again):
+        assert (config.rope_theta, config.rope_scaling) == (100.0, given)
+    assert Own(rope_theta=50.0).rope_theta == 50.0
 
 
 @pytest.mark.parametrize("given", [1.0, 4, "none"])

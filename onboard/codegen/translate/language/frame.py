@@ -357,6 +357,7 @@ class Program(Protocol):
     """All of them, as one."""
     states: dict[type, ClassState]
     functions: dict[str, Routine]
+    argument_facts: dict[tuple[str, str], dict[str, Value]]
     windowed: set[ClassState]
     """Classes with code that makes masks with a window."""
     own_norms: set[str]
@@ -368,21 +369,19 @@ class Program(Protocol):
     specialised: bool
     """Branches on the config are decided, and guarded, as this config has them."""
     pairs_positions: bool
-    """Distances were found between positions that transformers counts, which tell nothing of the
-    batch.
-    """
+    """Distances were found between counted positions, which tell nothing of the batch."""
     implementation: str
     """What the config says of how attention runs, a name of none that transformers knows: code that
     asks its table for it gets the canonical op. Where that leads nowhere, that of small models.
     """
     writes_positions: bool
     """Counted positions stay `torch.arange`, as they are written."""
+    positions: str | None
+    """The form of the positions that the model is given, where it counts these as well."""
 
     @property
     def counts_positions(self) -> bool:
-        """Whether transformers' model counts positions by itself, so that what it counts is
-        `position_ids` here.
-        """
+        """Whether transformers' model counts positions: what it counts is `position_ids` here."""
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
         """Return what is known of an expression's value; statements that it needs first are

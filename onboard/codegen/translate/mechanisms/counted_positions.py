@@ -10,11 +10,20 @@ from typing import Any
 
 import torch
 
+from onboard.analysis.tiny.tiny_prompts import positions_below_length
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.expressions.items import item_of
-from onboard.codegen.translate.language.forms import EVERY, KEYS, POSITIONS, ROWS, TABLE
+from onboard.codegen.translate.language.forms import (
+    EVERY,
+    KEYS,
+    POSITIONS,
+    ROWS,
+    ROWS_OF_HEADS,
+    TABLE,
+)
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.state import Restart
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 
@@ -42,8 +51,11 @@ class CountedPositions(Mechanism):
             case [Code(static=False) as length] | [
                 Known(value=0),
                 Code(static=False) as length,
-            ] if function is torch.arange:
-                return None if _is_part(length, frame) else positions(frame)
+            ] if function is torch.arange and "step" not in args.keywords:
+                if _is_part(length, frame):
+                    return None
+                _know_as_given(frame)
+                return positions(frame)
             case [length] | [Known(value=0), length] if function is torch.arange:
                 counted = positions(frame) if length.is_static else None
                 if counted is not None and counted.form == POSITIONS:
@@ -54,6 +66,8 @@ class CountedPositions(Mechanism):
         """Rows of a table, one for each token, that are cut to the text's length or looked up by
         the positions that they are those of.
         """
+        if isinstance(owner, Code) and owner.form == ROWS_OF_HEADS:
+            return owner if _is_cut_behind_heads(index) else None
         if not isinstance(owner, Code) or owner.form not in (ROWS, TABLE):
             return None
         if owner.form == TABLE:
@@ -98,6 +112,21 @@ class CountedPositions(Mechanism):
         return None
 
 
+def _know_as_given(frame: Frame) -> None:
+    """Begin anew where a module without parameters makes a table as long as the text, in a model that
+    fails at positions beyond: those that it counts are those that it is given.
+    """
+    program = frame.translator
+    if program.counts_positions or not program.specialised or frame.cls is None:
+        return
+    modules = program.modules_of(frame.cls.cls)
+    learns = any(True for module in modules for _ in module.parameters())
+    if modules and not learns and positions_below_length(program.model):
+        program.positions = POSITIONS
+        program.argument_facts.clear()
+        raise Restart
+
+
 def _beside_heads(rows: Code, args: Args, frame: Frame) -> Code | None:
     """Return `rows.view(*sizes)` where the sizes are those of a tensor [batch, sequence, heads,
     size], with ones in place of batch and heads.
@@ -124,6 +153,15 @@ def is_cut(index: Value) -> bool:
             return True
         case Code(expr=ast.Slice(lower=None | ast.Constant(value=0), step=None), static=False):
             return True
+    return False
+
+
+def _is_cut_behind_heads(index: Value) -> bool:
+    """Whether an index of rows beside heads is that of as many rows as are known at run time."""
+    match index:
+        case Items(items=(Known(value=slice() as one), Known(value=slice() as other), cut, *rest)):
+            every = all(isinstance(part, Known) for part in rest) and one == other == slice(None)
+            return every and is_cut(cut)
     return False
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
 from torch import nn
 
+from onboard.analysis.behaviour.left_at_classes import BETWEEN_LAYERS
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.tidy.choices import only_called, with_joined_choices
 from onboard.codegen.tidy.known_modules import with_known_modules
@@ -167,19 +169,19 @@ def _class_text(
     if state is top and (places := places_of(translator.model)) is not None:
         methods.insert(1, MethodText("codebooks", *codebooks.property_of(*places), "property"))
     assert state.init is not None
-    trees = [
-        *state.init.body,
-        *state.guards,
-        *(s for routine in state.methods.values() for s in routine.body),
-    ]
-    reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {
-        "torch",
-        "nn",
-    }
+    read = [_read(state.init.body), _read(state.guards)]
+    reads = {"torch", "nn"}.union(*read, *(_read(each.body) for each in state.methods.values()))
     kind = recognised.kind if recognised else ""
     unrun = [attr for attr in state.weights_only if isinstance(state.attributes[attr], Instance)]
     base = "nn.ModuleList" if experts.is_separate(recognised) else _base(state.cls)
     return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads, unrun)
+
+
+def _read(body: Sequence[ast.AST]) -> set[str]:
+    """Return the names that statements read and do not bind themselves, as a loop does."""
+    names = [node for tree in body for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - bound
 
 
 def _says_nothing(init: MethodText) -> bool:
@@ -330,6 +332,8 @@ def _tensor_annotation(
     ).get(parameter)
     if fact is not None and fact.annotation is not None:
         return fact.annotation
+    if parameter == BETWEEN_LAYERS:
+        return "dict[str, torch.Tensor]"
     if isinstance(fact, Code) and fact.form == SHARED:
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
     if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):

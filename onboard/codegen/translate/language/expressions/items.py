@@ -17,6 +17,7 @@ from onboard.codegen.translate.language.forms import (
     MAYBE,
     POSITIONS,
     ROWS,
+    ROWS_OF_HEADS,
     TRIANGLE,
 )
 from onboard.codegen.translate.language.frame import Frame
@@ -257,7 +258,8 @@ def _rows(owner: Value, rest: list[Value]) -> Code:
     while isinstance(parts[-1], ast.Slice):
         parts.pop()
     index = ast.Tuple([ast.Slice(), *parts], ast.Load())
-    return Code(ast.Subscript(owner.code(), index, ast.Load()))
+    form = ROWS_OF_HEADS if len(parts) == 1 else None
+    return Code(ast.Subscript(owner.code(), index, ast.Load()), form=form)
 
 
 def _is_text(part: Value) -> bool:

@@ -41,6 +41,7 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.statements.assignments.between_layers import left_behind
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -177,6 +178,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.translator.call_own_method(attr, Args([], {}, []), frame)
         case Config():
             return _of_config(owner, attr, frame)
+        case Global(obj=obj) if (left := left_behind(obj, attr, frame)) is not None:
+            return left
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
         case Output(fields=fields):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -111,6 +111,7 @@ class Translator(Program):
         self.changed: dict[str, Value] = {}
         self.calling: list[ast.FunctionDef] = []
         self.pairs_positions = self.writes_positions = False
+        self.positions: str | None = None
         self.argument_facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.straight: dict[type, tuple[ModuleSource, ast.FunctionDef]] = {}
         """Classes whose forward is translated from another definition than that of their code."""
@@ -120,10 +121,10 @@ class Translator(Program):
         """Parameters that a method takes since methods called in its place need them."""
         self.reset()
 
-    @cached_property
+    @property
     def counts_positions(self) -> bool:
         """Whether transformers' model counts positions itself; its count is `position_ids` here."""
-        return counts_positions(self.model)
+        return self.positions is not None or counts_positions(self.model)
 
     def reset(self) -> None:
         """Forget translations, keep argument facts."""
@@ -163,7 +164,7 @@ class Translator(Program):
         cls = type(self.model)
         config = Config(name("config"), self.config)
         (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
-        self._method(state, "forward", Args([], uses.given_to(cls), []))
+        self._method(state, "forward", Args([], uses.given_to(cls, self.positions), []))
         unused_modules.reach(self)
         self.mechanisms.finish(self)
         state.guards += self.sizes
@@ -239,7 +240,7 @@ class Translator(Program):
         states = uses.callable_so(self.reached(own), module, attr, args, frame)
         routines = [self._method(state, attr, args) for state in states]
         if torch_classes and not (
-            torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)
+            {*torch_classes} <= uses.OF_ONE and all(item.keeps_one for item in routines)
         ):
             raise Untranslatable(
                 f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}"

@@ -12,6 +12,8 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
+from torch import nn
+
 from onboard.analysis.source import ModuleSource, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
@@ -26,7 +28,7 @@ from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.program.plain_functions import or_as_it_is
 from onboard.codegen.translate.language.statements.bindings import first_values
 from onboard.codegen.translate.language.statements.execute import RETURNS, execute
-from onboard.codegen.translate.language.trees.skips import without_early_returns
+from onboard.codegen.translate.language.trees.skips import chosen, without_early_returns
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Code, Mapping, Value
 
@@ -113,9 +115,12 @@ def in_constructor(
     frame: Frame,
 ) -> Value:
     """Return the result of a helper of a constructor; one that gives a class is run where it is
-    called, for generated code has no classes as values.
+    called, for generated code has no classes as values, and so is one that makes a module of one of
+    several, for what reads it has to know which.
     """
-    classes = frame.translator.specialised and _gives_classes(node, source)
+    classes = frame.translator.specialised and (
+        _gives_classes(node, source) or _makes_modules(node, source)
+    )
     return (inside_or if classes else or_inside)(called, node, source, args, frame)
 
 
@@ -125,6 +130,14 @@ def _gives_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
     return bool(given) and all(
         item is not None and isinstance(_named(item, source), type) for item in given
     )
+
+
+def _makes_modules(node: ast.FunctionDef, source: ModuleSource) -> bool:
+    """Whether a helper returns modules of several classes, each made where it returns it."""
+    given = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)]
+    made = [_named(item.func, source) for item in given if isinstance(item, ast.Call)]
+    modules = [item for item in made if isinstance(item, type) and issubclass(item, nn.Module)]
+    return len(set(modules)) > 1 and len(modules) == len(given)
 
 
 def _named(node: ast.expr, source: ModuleSource) -> object:
@@ -245,9 +258,12 @@ def _own_body(node: ast.FunctionDef, source: ModuleSource) -> list[ast.stmt]:
     """Return a copy of a function's statements, in which the module's names that it assigns are its
     own.
     """
+    body = deepcopy(node.body)
+    if _makes_modules(node, source) and (value := chosen(body)) is not None:
+        return [ast.copy_location(ast.Return(value), node)]
     return [
         statement
-        for item in without_early_returns(deepcopy(node.body))
+        for item in without_early_returns(body)
         for statement in (first_values(item, source) if isinstance(item, ast.Global) else [item])
     ]
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
+from onboard.analysis.behaviour.left_at_classes import BETWEEN_LAYERS
 from onboard.codegen.translate.language.expressions.decisions import local_values
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.holes import Hole, Result, fill
@@ -13,6 +14,9 @@ from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.argument_facts import default_fact, default_nodes
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.state import Routine
+from onboard.codegen.translate.language.statements.assignments.between_layers import (
+    made_for_each_text,
+)
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import name, same_code
 from onboard.codegen.translate.language.values import (
@@ -46,6 +50,11 @@ def finish_routine(routine: Routine, frame: Frame) -> None:
     ]
     if "position_ids" in used - facts.keys():
         routine.parameters.append("position_ids")  # counted here by transformers
+    if BETWEEN_LAYERS in used:
+        if frame.cls is not None and frame.cls.cls is type(frame.translator.model):
+            routine.body = made_for_each_text(routine.body)
+        else:
+            routine.parameters.append(BETWEEN_LAYERS)
 
 
 def _as_seen(value: Value) -> Value:
@@ -202,6 +211,8 @@ def _absent(routine: Routine, key: str, program: Program) -> Value:
     """Return what a call that leaves a parameter out passes for it."""
     if key == "position_ids" and program.counts_positions:
         return Code(name("position_ids"))
+    if key == BETWEEN_LAYERS:
+        return Code(name(BETWEEN_LAYERS))
     default = default_nodes(routine.node).get(key)
     return NONE if default is None else default_fact(default)
 

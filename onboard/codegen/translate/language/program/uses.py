@@ -19,8 +19,11 @@ from onboard.codegen.translate.language.program.supers import looked_up
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.by_class import Differing
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
-from onboard.codegen.translate.language.values import Code, Value
-from onboard.hf.given_inputs import counts_itself
+from onboard.codegen.translate.language.values import Code, Known, Value
+from onboard.hf.given_inputs import counts_itself, keeps
+
+OF_ONE = {nn.Identity, nn.Linear}
+"""Modules of PyTorch's that make one tensor of one, and may stand where others do so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +48,18 @@ def inputs_of(cls: type) -> list[str]:
     return [key for key in known if takes_any or key in named]
 
 
-def given_to(cls: type) -> dict[str, Value]:
-    """Return what the forward of the whole model knows: its inputs, and the mask of a text without
-    padding where it has no default.
+def given_to(cls: type, form: str | None = None) -> dict[str, Value]:
+    """Return what the forward of the whole model knows: its inputs, positions of a form, the mask of a
+    text without padding where it has no default, and that it is to keep something where it runs so
+    alone.
     """
     node = _forward_of(cls)
     named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
     needed = {"attention_mask"} & named - default_nodes(node).keys()
-    return {key: Code(name(key)) for key in inputs_of(cls)} | {key: Ones() for key in needed}
+    told: dict[str, Value] = {"use_cache": Known(True)} if keeps(cls) else {}
+    forms = {"position_ids": form}
+    inputs = {key: Code(name(key), form=forms.get(key)) for key in inputs_of(cls)}
+    return inputs | {key: Ones() for key in needed} | told
 
 
 def _forward_of(cls: type) -> ast.FunctionDef:

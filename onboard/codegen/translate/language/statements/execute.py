@@ -26,6 +26,7 @@ from onboard.codegen.translate.language.statements.not_numbers import chosen_ins
 from onboard.codegen.translate.language.statements.one_token import only_masks
 from onboard.codegen.translate.language.statements.regrowth import (
     begins_with_a_number,
+    makes_first,
     without_regrowth,
 )
 from onboard.codegen.translate.language.statements.searches import looked_for
@@ -217,6 +218,8 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     if test.is_static and (taken := side_taken(body_env, else_env, frame)) is not None:
         return _take_guarded(test, sides, taken, frame)
     may_grow = not test.is_static and not node.orelse and body_end == GOES_ON
+    if may_grow and makes_first(frame.env, body_env, frame):
+        return _first_call(node, frame)
     if may_grow and (known := without_regrowth(frame.env, body_env, body, frame)) is not None:
         frame.env = frame.env if _made_anew(node, frame) else known
         return None

@@ -53,6 +53,16 @@ def begins_with_a_number(start: Env, after: Env, frame: Frame) -> bool:
     )
 
 
+def makes_first(start: Env, after: Env, frame: Frame) -> bool:
+    """Whether a branch of a forward gives `self` an attribute that nothing else has made: a new model
+    takes it, and each call of generated code is the first.
+    """
+    if frame.kind != "forward" or not frame.translator.specialised or frame.cls is None:
+        return False
+    new = {key.removeprefix("self.") for key in after.values.keys() - start.values.keys()}
+    return any(f"self.{key}" in after.values and not frame.cls.has(key) for key in new)
+
+
 def _same(
     before: Value, now: Value, values: dict[str, ast.expr], values_now: dict[str, ast.expr]
 ) -> bool:

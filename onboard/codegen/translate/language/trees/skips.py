@@ -1,4 +1,6 @@
-"""Loop bodies with `continue`, and functions that give nothing with an early `return`, written without."""
+"""Loop bodies with `continue`, functions that give nothing with an early `return`, and those that do
+nothing but choose what to give, written without.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +58,19 @@ def without_early_returns(body: Sequence[ast.stmt]) -> list[ast.stmt]:
                     ast.fix_missing_locations(ast.copy_location(rest, statement)),
                 ]
     return list(body)
+
+
+def chosen(body: Sequence[ast.stmt]) -> ast.expr | None:
+    """Return what a function gives that tests, and returns, and does nothing else, as one expression;
+    None for others.
+    """
+    match body:
+        case [ast.Expr(value=ast.Constant()), *after]:
+            return chosen(after)
+        case [ast.Return(value=ast.expr() as value), *_]:
+            return value
+        case [ast.If(test=test, body=inside, orelse=other), *after]:
+            one, two = chosen([*inside, *after]), chosen([*other, *after])
+            if one is not None and two is not None:
+                return ast.copy_location(ast.IfExp(test, one, two), test)
+    return None

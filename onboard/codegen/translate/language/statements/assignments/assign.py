@@ -20,6 +20,7 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import config_changes
+from onboard.codegen.translate.language.statements.assignments.between_layers import is_left_behind
 from onboard.codegen.translate.language.statements.assignments.kept import (
     is_set_apart,
     is_so_already,
@@ -101,6 +102,10 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
         case ast.Subscript():
             _store_item(target, frame.settle(value), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if is_set_apart(owner, attr, frame):
+            return
+        case ast.Attribute(value=owner, attr=attr) if is_left_behind(
+            owner, attr, frame.settle(value), frame, origin
+        ):
             return
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
