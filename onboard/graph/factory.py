@@ -26,6 +26,7 @@ from onboard.hf.codebooks import codebooks_of
 from onboard.hf.config_layers import cut_layers, read_layers
 from onboard.hf.json_floats import json_floats
 from onboard.hf.parameters_on import parameters_on
+from onboard.hf.undocumented import undocumented_classes
 from onboard.hub import with_own_type
 from onboard.modeling import (
     ONE_CODEBOOK,
@@ -57,7 +58,8 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
     values = with_own_type(values) if isinstance(values, dict) else {}
     model_type = values.get("model_type", "")
     if not re.fullmatch(r"\w[\w-]*", str(model_type)) or model_type in CONFIG_MAPPING_NAMES:
-        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+        with undocumented_classes():
+            return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     model_file = content_path("models", f"modeling_{model_type}.py", root=root)
     if model_file.is_file():
         load_model_file(model_file)

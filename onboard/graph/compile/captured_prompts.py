@@ -24,6 +24,7 @@ from onboard.cache.examples import Example
 from onboard.cache.step_buffer import MOST_ROWS, StepSizes
 from onboard.graph.compile.capture import capture_sizes, has_room, shortest_time
 from onboard.graph.compile.captured_step import CapturedStep, borrowed, captured_graph
+from onboard.graph.compile.direct_calls import directly
 from onboard.graph.fx import op_name, placeholders
 from onboard.ops.library import declared
 
@@ -112,7 +113,7 @@ class CapturedPrompts:
         `examples` write steps of a size, by whether all sequences begin; what is captured is one in
         which some go on.
         """
-        info, names = self._cache.info, input_names(gm)
+        info, names, gm = self._cache.info, input_names(gm), directly(gm)
         steps = CapturedSteps(info.max_seq_len - 1)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         for size in sorted(sizes, reverse=True):

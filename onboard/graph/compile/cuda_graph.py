@@ -26,6 +26,7 @@ from onboard.cache.next_token import ChoosesTokens, wanted_logits
 from onboard.cache.token_masks import MaskBuffer, TokenMasks, masked
 from onboard.graph.compile.captured_prompts import CapturedPrompts
 from onboard.graph.compile.captured_step import CapturedStep, captured_graph
+from onboard.graph.compile.direct_calls import directly
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ class CapturedDecode(ChoosesTokens):
         pool = torch.cuda.graph_pool_handle()
         longest = min(cache.info.max_seq_len, (cache.num_pages - 1) * cache.info.page_size)
         self._info = cache.info
-        graphs = {True: self.gm} if self._plain is None else {True: self.gm, False: self._plain}
+        graphs = {True: directly(self.gm)}
+        if self._plain is not None:
+            graphs[False] = directly(self._plain)
         for size, adapted in product(sorted(sizes, reverse=True), graphs):
             gm = graphs[adapted]
             names = input_names(gm)

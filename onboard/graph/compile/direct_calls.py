@@ -50,6 +50,13 @@ class DirectCalls(nn.Module):
         return self.__dict__["_direct"](**inputs)
 
 
+def directly(gm: nn.Module) -> nn.Module:
+    """Return what runs a graph with direct calls; what has no graph of its own, or is compiled, as it
+    is.
+    """
+    return DirectCalls(gm) if isinstance(gm, fx.GraphModule) else gm
+
+
 def _keep_at_hand(gm: fx.GraphModule) -> None:
     """Let weights and tables be plain attributes: each step would look them up through their
     modules, one by one.

@@ -79,7 +79,11 @@ class Pieces:
 
 
 def split(
-    gm: fx.GraphModule, call: Callable[[Callable[..., Any], int], Any], tokens: tuple[int, int]
+    gm: fx.GraphModule,
+    call: Callable[[Callable[..., Any], int], Any],
+    tokens: tuple[int, int],
+    *,
+    compiled: bool = False,
 ) -> Pieces:
     """Cut a cached graph.
 
@@ -87,6 +91,8 @@ def split(
         gm: the graph, which is left as it is.
         call: calls a function with the graph's inputs, by name, for a step of that many tokens.
         tokens: two numbers of tokens to try.
+        compiled: captured segments are to be compiled, and so call operators, not the functions
+            behind them.
 
     Raises:
         CannotSplitError: a size that depends on the tokens would be needed outside a captured
@@ -101,7 +107,7 @@ def split(
         name: found for name in seen[0] if (found := _rows(seen[0][name], seen[1][name], tokens))
     }
     eager = _eager(gm, rows)
-    segments = _segments(gm, eager)
+    segments = _segments(gm, eager, compiled)
     result = gm.graph.output_node().args[0]
     if not any(segment.captured for segment in segments) or not isinstance(result, fx.Node):
         raise CannotSplitError("nothing of the graph can be captured")
@@ -181,16 +187,16 @@ def _eager(gm: fx.GraphModule, rows: Mapping[str, Rows]) -> set[fx.Node]:
     return eager
 
 
-def _segments(gm: fx.GraphModule, eager: set[fx.Node]) -> list[Segment]:
+def _segments(gm: fx.GraphModule, eager: set[fx.Node], compiled: bool) -> list[Segment]:
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
     groups = [
         (not is_eager, list(nodes))
         for is_eager, nodes in groupby(calls, lambda node: node in eager)
     ]
-    return [_segment(gm, captured, nodes) for captured, nodes in groups]
+    return [_segment(gm, captured, compiled, nodes) for captured, nodes in groups]
 
 
-def _segment(gm: fx.GraphModule, captured: bool, nodes: list[fx.Node]) -> Segment:
+def _segment(gm: fx.GraphModule, captured: bool, compiled: bool, nodes: list[fx.Node]) -> Segment:
     members, graph = set(nodes), fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     inputs = list(
@@ -203,7 +209,7 @@ def _segment(gm: fx.GraphModule, captured: bool, nodes: list[fx.Node]) -> Segmen
         copies[node] = graph.placeholder(node.name)
     for node in [*(node for node in inputs if node.op == "get_attr"), *nodes]:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        if not captured and node.op == "call_function":
+        if not (captured and compiled) and node.op == "call_function":
             copies[node].target = plain_function(node.target)
     outputs = [node for node in nodes if set(node.users) - members]
     graph.output(tuple(copies[node] for node in outputs))

@@ -24,6 +24,7 @@ from onboard.cache.examples import set_prefill_example
 from onboard.errors import OnboardError
 from onboard.graph.compile.capture import has_room, shortest_time
 from onboard.graph.compile.captured_step import borrowed
+from onboard.graph.compile.direct_calls import directly
 from onboard.graph.compile.pieces import TOKEN_INPUTS, CannotSplitError, Pieces, Segment, split
 from onboard.ops.result_places import is_placed, results_at
 from onboard.parallel.ranks import captured_in_group
@@ -130,7 +131,7 @@ class PiecewiseGraph(nn.Module):
         """
         super().__init__()
         self.gm = gm
-        self.whole = gm if whole is None else whole
+        self.whole = directly(gm if whole is None else whole)
         self.compiled = compiled
         self.replays = 0
         """Calls that replayed pieces."""
@@ -219,7 +220,7 @@ class PiecewiseGraph(nn.Module):
 
         if cache.info.limits.most_tokens < max(_EXAMPLE_TOKENS):
             raise CannotSplitError(f"a step has at most {cache.info.limits.most_tokens} tokens")
-        pieces = split(self.gm, call, _EXAMPLE_TOKENS)
+        pieces = split(self.gm, call, _EXAMPLE_TOKENS, compiled=self.compiled)
         if not self.compiled:
             return pieces
         return replace(pieces, segments=tuple(map(_compiled, pieces.segments)))

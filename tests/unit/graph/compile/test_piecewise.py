@@ -185,6 +185,20 @@ def test_the_graph_is_cut_at_attention_and_before_the_chosen_rows():
     assert len(segments[-1].outputs) == 1
 
 
+def test_what_is_not_compiled_calls_no_operator_of_ours_through_the_dispatcher():
+    graph = _graph(Layers())
+    through = [node for node in graph.graph.nodes if _is_ours(node)]
+    pieces, _, _ = _captured(graph, sizes=[16])
+    parts = [each.run.__self__ for each in pieces._pieces.segments]
+    direct = pieces.whole.__dict__["_direct"]
+    assert through
+    assert not [node for part in (*parts, direct) for node in part.graph.nodes if _is_ours(node)]
+
+
+def _is_ours(node: fx.Node) -> bool:
+    return node.op == "call_function" and str(node.target).startswith("onboard")
+
+
 def test_a_step_runs_in_pieces_only_where_that_was_measured_to_be_faster():
     pieces, cache, _ = _captured(decoder(), sizes=[8, 16, 32])
     for bucket, (seconds, whole) in zip(pieces._buckets, [(2, 5), (4, 6), (9, 10)], strict=True):
