@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,26 @@ class ConfigLayouts:
     method: Method
     excluded: tuple[str, ...]
     """Names and patterns of modules that are left as they are."""
+    named: Mapping[str, str]
+    """What the config calls modules, by their names in transformers' model."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], folder: Path) -> ConfigLayouts | None:
-        """Read a parsed config.json; None: nothing says that weights are quantised.
+    def of(
+        cls, config: Mapping[str, Any], folder: Path, rename: Callable[[str], str] = str
+    ) -> ConfigLayouts | None:
+        """Read a parsed config.json; None: nothing says that weights are quantised. `rename` gives
+        names of a checkpoint's tensors as transformers' model has them.
 
         Raises `OnboardError` for a method, a scheme or a key that is not read.
         """
         if (method := read_method(config, folder)) is None:
             return None
-        return cls(method, tuple(str(each) for each in _names(_said(config, folder))))
+        said = _said(config, folder)
+        excluded, own = tuple(map(str, _names(said))), said.get("quantized_layers")
+        layers = own if isinstance(own, Mapping) else {}
+        names = filter(_IN_LAYERS.search, [*excluded, *map(str, layers)])
+        named = {rename(f"{name}.weight").removesuffix(".weight"): name for name in names}
+        return cls(method, excluded, named)
 
     def layout_of(self, module: str, *, is_stack: bool = False) -> Layout | None:
         """Return how a linear layer, or a stack of experts, lies; None: as an unquantised model's, as
@@ -43,9 +53,17 @@ class ConfigLayouts:
         """
         if _IN_LAYERS.search(module) is None:
             return None
+        module = self._as_named(module)
         only_stacks = self.method.description.startswith("mxfp4")
         is_left = any(_is_meant(pattern, module) for pattern in self.excluded)
         return None if is_left or only_stacks > is_stack else self.method.layout_of(module)
+
+    def _as_named(self, module: str) -> str:
+        """Return what the config calls a module, as far as it names it, or one that it is in."""
+        path = module
+        while path and path not in self.named:
+            path = path.rpartition(".")[0]
+        return self.named[path] + module.removeprefix(path) if path else module
 
 
 def _said(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:

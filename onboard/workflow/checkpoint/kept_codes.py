@@ -17,6 +17,7 @@ from onboard.sources.gguf_source import GGUF_FILE
 from onboard.untrusted.bounds import read_json
 
 _STACKS = re.compile(r"experts\.\w+_proj$")
+_FIRST = re.compile(r"experts\.(?=\w+$)")
 BY_CONFIG = "quantised weights are counted by what the config says, as no headers are here"
 
 
@@ -49,12 +50,15 @@ def _by_headers(folder: Path) -> int:
 def _by_config(folder: Path, config: Mapping[str, Any]) -> int:
     """Return the same where each matrix that the config quantises lies as its scheme says."""
     from onboard.graph.quantise.kernel_forms import has_kernels
+    from onboard.graph.weight_load.weight_names import module_renaming
     from onboard.quantised.config_layouts import ConfigLayouts
+    from onboard.workflow.checkpoint.parameter_count import build_on_meta
 
-    layouts = ConfigLayouts.of(config, folder)
+    model = build_on_meta(folder)
+    layouts = ConfigLayouts.of(config, folder, module_renaming(model))
     assert layouts is not None, "a config says how it is quantised"
     spared = 0
-    for matrix in _matrices(folder):
+    for matrix in _matrices(model):
         layout = layouts.layout_of(matrix.module, is_stack=matrix.is_stack)
         if layout is not None and has_kernels(layout.kind, layout.block, matrix.inputs):
             decoded = 2 * matrix.outputs * matrix.inputs
@@ -73,15 +77,12 @@ class _Matrix:
     is_stack: bool = False
 
 
-def _matrices(folder: Path) -> Iterator[_Matrix]:
-    """Yield the linear layers of a config's model, and its stacks of experts, of which each token has
-    some; gate and up are two.
+def _matrices(model: Any) -> Iterator[_Matrix]:
+    """Yield the linear layers of a model, and its stacks of experts, of which each token has some;
+    gate and up are two. A stack has the name of its first expert's layer, as checkpoints have it.
     """
     from torch import nn
 
-    from onboard.workflow.checkpoint.parameter_count import build_on_meta
-
-    model = build_on_meta(folder)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             yield _Matrix(name, 1, module.out_features, module.in_features)
@@ -89,7 +90,8 @@ def _matrices(folder: Path) -> Iterator[_Matrix]:
         if _STACKS.search(name) and parameter.dim() == 3 and _are_chosen(model, name):
             count, outputs, inputs = parameter.shape
             pieces = 2 if "gate_up" in name else 1
-            yield _Matrix(name, count * pieces, outputs // pieces, inputs, is_stack=True)
+            layer = _FIRST.sub("experts.0.", name.replace("gate_up_proj", "gate_proj"))
+            yield _Matrix(layer, count * pieces, outputs // pieces, inputs, is_stack=True)
 
 
 def _are_chosen(model: Any, stack: str) -> bool:

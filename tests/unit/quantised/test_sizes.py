@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -110,6 +111,42 @@ def test_a_file_beside_the_config_counts_as_well(tmp_path: Path) -> None:
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
     assert spared_bytes(folder)[0] == spared_bytes(quantised.FOLDER / "modelopt_fp8")[0]
+
+
+HYBRID = {
+    "model_type": "nemotron_h",
+    "layers_block_type": ["moe", "full_attention", "mlp"],
+    **{"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "vocab_size": 64},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "n_routed_experts": 4},
+    "moe_shared_expert_intermediate_size": 32,
+}
+NVFP4 = {"quant_algo": "NVFP4", "group_size": 16}
+
+
+def spared_of_hybrid(folder: Path, said: dict[str, Any]) -> int:
+    config = {**HYBRID, "quantization_config": {"quant_method": "modelopt", **said}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return spared_bytes(folder)[0]
+
+
+def test_layers_by_the_names_that_the_checkpoint_has(tmp_path: Path) -> None:
+    """Transformers' model calls the trunk otherwise."""
+    whole = spared_of_hybrid(tmp_path, NVFP4)
+    mixer = "backbone.layers.2.mixer"
+    ignored = spared_of_hybrid(tmp_path, {**NVFP4, "ignore": ["lm_head", mixer]})
+    dense = 2 * 64 * 64  # weights of the last layer
+    assert whole - ignored == 2 * dense - (dense // 2 + dense // 16 + 2 * 4)
+    layers = {f"{mixer}.{name}_proj": NVFP4 for name in ("up", "down")}
+    experts = {
+        f"backbone.layers.0.mixer.experts.{expert}.{name}_proj": NVFP4
+        for expert in range(4)
+        for name in ("up", "down")
+    }
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    assert spared_of_hybrid(tmp_path, mixed) == whole - ignored
+    stacks = 4 * 2 * 32 * 64
+    both = spared_of_hybrid(tmp_path, {**mixed, "quantized_layers": layers | experts})
+    assert both - (whole - ignored) == 2 * stacks - (stacks // 2 + stacks // 16 + 8 * 4)
 
 
 @pytest.mark.parametrize(
