@@ -21,7 +21,7 @@ from onboard.codegen.translate.mechanisms.axes import NamedAxes
 from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
 from onboard.codegen.translate.mechanisms.constructors.taken_away import LeftOut
 from onboard.codegen.translate.mechanisms.constructors.tried import Tried
-from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
+from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions, HeadConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.experts import Mixtures
 from onboard.codegen.translate.mechanisms.gpu_names import GpuNames
@@ -77,6 +77,7 @@ MECHANISMS = Mechanisms(
         Windows(),
         Slopes(),
         PositionBiases(),
+        HeadConvolutions(),
         Layouts(),
         RowsByHeads(),
         ChosenKeys(),
