@@ -164,6 +164,8 @@ _CHECKS = ("validate_architecture", "validate_layer_type")
 """What transformers 5 asks of every config: sizes that divide one another, layers of kinds that it
 knows.
 """
+_CLASS_CHECKS = "__class_validators__"
+"""Where it keeps what its constructor asks of all of them."""
 _TYPES = "__validators__"
 """Where a config class of transformers 5 keeps the checks of its fields' types."""
 
@@ -178,9 +180,14 @@ def _as_its_class_has_it(check: Any) -> Any:
     return checked
 
 
-PretrainedConfig.__class_validators__ = [
-    _as_its_class_has_it(check) for check in PretrainedConfig.__class_validators__
-]
+def _ask_its_class(base: Any) -> None:
+    """Have the checks of a base's constructor be those of the config's class."""
+    checks = vars(base).get(_CLASS_CHECKS, [])
+    if not all(hasattr(check, "__wrapped__") for check in checks):
+        setattr(base, _CLASS_CHECKS, [*map(_as_its_class_has_it, checks)])
+
+
+_ask_its_class(PretrainedConfig)
 _MOVED = {
     "rope_theta": "rope_theta",
     "rotary_emb_base": "rope_theta",
@@ -224,6 +231,8 @@ def add_old_defaults(config_class: Any) -> None:
     for name in _CHECKS:
         setattr(config_class, name, _unchecked)
     setattr(config_class, _TYPES, {})
+    for base in config_class.__mro__:
+        _ask_its_class(base)
     if hasattr(config_class, "validate_rope"):
         config_class.validate_rope = _where_set(config_class.validate_rope)
 

@@ -33,14 +33,17 @@ def deviation(bias: torch.Tensor) -> float | None:
     to its size.
 
     Keys after each query may be masked in it. None for what is no bias: whole numbers, fewer than
-        three dimensions, the same for all heads or all keys.
+        three dimensions, the same for all keys, one row for all heads or the same for each, if
+        these are positions.
     """
     if not bias.is_floating_point() or bias.dim() < 3 or bias.shape[-1] < 3:
         return None
     seen = _seen(bias)
     steps = torch.where(seen, bias.double(), 0).diff(dim=-1)
     first = steps[..., -1:, :1]
-    if not steps.any() or len(set(first.flatten().tolist())) < 2:
+    slopes = set(first.flatten().tolist())
+    heads = len(slopes) > 1 or (bias.shape[-3] > 1 and slopes != {1.0})
+    if not steps.any() or not heads:
         return None
     both = seen[..., 1:] & seen[..., :-1]
     size = torch.where(seen, bias.double(), 0).abs().max()

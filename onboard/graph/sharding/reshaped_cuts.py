@@ -69,8 +69,10 @@ def _closed(before: Sequence[Size], behind: Sequence[Size]) -> tuple[int, int]:
 
 def _in_dimension(flat: Cut, size: Size, behind: Sequence[Size]) -> Cut | None:
     """Return the cut of one dimension of `size`, followed by others, of what lies flat; None where
-    the others are cut, too.
+    the others are cut, too, or a rank has none of what it cannot tell the number of.
     """
+    if isinstance(size, str) and not all(map(len, flat.entries)):
+        return None
     inner = _product(behind)
     if inner is None or (isinstance(size, str) and flat.size % inner):
         return None

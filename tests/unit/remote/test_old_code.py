@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     LlamaConfig,
+    MistralConfig,
     PhiConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -812,6 +813,21 @@ def test_old_code_counts_the_fields_of_rope_scaling() -> None:
         scaling["beta_fast"]
     newer = PlainConfig(rope_theta=10.0, rope_scaling={"rope_type": "linear", "factor": 2.0})
     assert newer.rope_scaling == {"type": "linear", "factor": 2.0}
+
+
+def test_kinds_of_layers_that_a_base_does_not_know_are_taken_again() -> None:
+    """The base's constructor checks those that a constructor sets behind it, in a config made anew."""
+
+    class Own(OldFields, MistralConfig):  # type: ignore[misc]
+        def __init__(self, layout: Any = "am", **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.layout = layout
+            self.layer_types = [{"a": "full_attention", "m": "mamba2"}[key] for key in layout]
+
+    again: Any = Own.from_dict(Own(num_hidden_layers=2).to_dict())
+    assert again.layer_types == ["full_attention", "mamba2"]
+    with pytest.raises(Exception, match="mamba2"):
+        MistralConfig(num_hidden_layers=2, layer_types=again.layer_types)
 
 
 def test_a_constructor_that_sets_rope_scaling_last_keeps_the_base() -> None:

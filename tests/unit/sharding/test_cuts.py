@@ -70,6 +70,13 @@ def test_a_cut_through_a_head_is_no_cut_of_heads() -> None:
     assert reshaped(2, cut, ("s0", "s1", 24), ("s0", "s1", 3, 8)) is None
 
 
+def test_one_head_of_one_rank_is_no_cut_of_tokens() -> None:
+    """The other one could not tell how many tokens there are."""
+    cut = Cut(1, (np.array([0]), np.array([], dtype=np.int64)))
+    for rest in ((), (16,)):
+        assert reshaped(2, cut, ("s0", "s1", 1, *rest), ("s0", "s1", *rest)) is None
+
+
 def test_a_cut_in_front_of_symbolic_sizes_is_lost() -> None:
     cut = evenly(4, 2)
     assert cut is not None

@@ -16,7 +16,7 @@ from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, op
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
-from onboard.codegen.translate.mechanisms.layouts.laid import Laid
+from onboard.codegen.translate.mechanisms.layouts.laid import Laid, permuted
 from onboard.codegen.translate.mechanisms.recurrent import argument
 
 _SHIFT = (0, 0, 1, -1)
@@ -70,6 +70,11 @@ def cut(owner: Convolved, index: ast.expr, frame: Frame) -> Code | None:
     if owner.source is None or not modules or not all(map(_is_causal, modules)):
         return None
     flat = isinstance(modules[0], nn.Conv2d)
+    match index, owner.source:
+        case ast.Tuple(elts=[_, _, kept]), Laid(dims=((texts, heads), (dim,), (tokens,))) if (
+            _is_upper(kept) and all(map(_is_of_each_channel, modules))
+        ):
+            return _of_all_heads(owner, [texts, tokens, heads, dim], modules[0])
     match index:
         case ast.Tuple(elts=[ast.Slice(), ast.Slice(), kept, ast.Slice(upper=None)]) if flat:
             source, weight = _without_last(owner.source), attribute(owner.module, "weight")
@@ -78,14 +83,49 @@ def cut(owner: Convolved, index: ast.expr, frame: Frame) -> Code | None:
             source, weight = argument(owner.source, True), attribute(owner.module, "weight")
         case _:
             return None
-    if not (isinstance(kept, ast.Slice) and kept.upper) or kept.lower or kept.step:
+    if not _is_upper(kept):
         return None
-    dilation = ast.Subscript(attribute(owner.module, "dilation"), constant(0), ast.Load())
-    given = [source, weight, attribute(owner.module, "bias")]
-    called = ast.Call(op("torch_causal_conv1d"), given, [ast.keyword("dilation", dilation)])
+    called = _called(owner, source, weight, attribute(owner.module, "bias"))
     if flat:
         return Laid(called, dims=_FLAT, axes=3)
     return Code(called, transposed=True)
+
+
+def _called(owner: Convolved, source: ast.expr, weight: ast.expr, bias: ast.expr) -> ast.Call:
+    dilation = ast.Subscript(attribute(owner.module, "dilation"), constant(0), ast.Load())
+    given = [source, weight, bias]
+    return ast.Call(op("torch_causal_conv1d"), given, [ast.keyword("dilation", dilation)])
+
+
+def _is_upper(kept: ast.expr) -> bool:
+    """Whether an index is `:length`."""
+    return isinstance(kept, ast.Slice) and bool(kept.upper) and not (kept.lower or kept.step)
+
+
+def _of_all_heads(owner: Convolved, order: list[int], module: nn.Module) -> Code:
+    """Return the canonical form of a convolution of each head alone, [texts * heads, size, tokens]: the
+    heads of a text are beside one another, and have the weights of one each.
+    """
+    assert isinstance(owner.source, Laid)
+    heads, size = (
+        ast.Subscript(attribute(owner.source.expr, "shape"), constant(axis), ast.Load())
+        for axis in order[2:]
+    )
+    beside = call(attribute(permuted(owner.source.expr, order), "flatten"), constant(2))
+    weight = call(attribute(attribute(owner.module, "weight"), "repeat"), heads, *[constant(1)] * 2)
+    bias: ast.expr = constant(None)
+    if module.bias is not None:
+        bias = call(attribute(attribute(owner.module, "bias"), "repeat"), heads)
+    called = _called(owner, beside, weight, bias)
+    apart = call(attribute(called, "unflatten"), constant(2), ast.Tuple([heads, size], ast.Load()))
+    return Laid(apart, dims=((0, 2), (3,), (1,)), axes=4)
+
+
+def _is_of_each_channel(module: nn.Module) -> bool:
+    """Whether a convolution makes each channel of itself alone."""
+    return isinstance(module, nn.Conv1d) and (
+        module.groups == module.in_channels == module.out_channels
+    )
 
 
 def _without_last(source: Value) -> ast.expr:
@@ -137,3 +177,16 @@ class CausalConvolutions(Mechanism):
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
         """What is left of the result for the text."""
         return cut(owner, node.slice, frame) if isinstance(owner, Convolved) else None
+
+
+class HeadConvolutions(Mechanism):
+    """Convolutions of each head alone, of which code makes texts: they stay seen as heads."""
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """That of batch and heads in one."""
+        if not isinstance(callee, Instance) or set(callee.classes) != {nn.Conv1d}:
+            return None
+        match args.positional:
+            case [Laid(dims=((_, _), (_,), (_,)))] if not args.keywords:
+                return convolved(callee, plain_call(callee.expr, args), _kept(args, frame))
+        return None

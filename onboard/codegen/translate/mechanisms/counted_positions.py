@@ -123,6 +123,7 @@ def _know_as_given(frame: Frame) -> None:
     learns = any(True for module in modules for _ in module.parameters())
     if modules and not learns and positions_below_length(program.model):
         program.positions = POSITIONS
+        vars(program)["counts_positions"] = True
         program.argument_facts.clear()
         raise Restart
 

@@ -21,6 +21,8 @@ from onboard.codegen.translate.language.statements.assignments.own_attributes im
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
+_OF_NUMBERS = ("math.sqrt", "float")
+
 
 class Numbers(Mechanism):
     """`self.scale = torch.sqrt(torch.tensor(size))`, which no checkpoint has, as a number; one-hot
@@ -144,7 +146,7 @@ def _is_of_sizes(expr: ast.expr) -> bool:
             return _is_of_sizes(left) and _is_of_sizes(right)
         case ast.UnaryOp(op=ast.USub(), operand=number):
             return _is_of_sizes(number)
-        case ast.Call(func=function, args=[number]) if ast.unparse(function) == "math.sqrt":
+        case ast.Call(func=function, args=[number]) if ast.unparse(function) in _OF_NUMBERS:
             return _is_of_sizes(number)
         case ast.Call(func=ast.Attribute(attr="size"), args=[place]):
             return ast.unparse(place) == "-1"

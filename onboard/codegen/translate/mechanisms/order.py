@@ -21,7 +21,7 @@ from onboard.codegen.translate.mechanisms.axes import NamedAxes
 from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
 from onboard.codegen.translate.mechanisms.constructors.taken_away import LeftOut
 from onboard.codegen.translate.mechanisms.constructors.tried import Tried
-from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
+from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions, HeadConvolutions
 from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
 from onboard.codegen.translate.mechanisms.experts import Mixtures
 from onboard.codegen.translate.mechanisms.gpu_names import GpuNames
@@ -31,6 +31,7 @@ from onboard.codegen.translate.mechanisms.layouts.rows_by_heads import RowsByHea
 from onboard.codegen.translate.mechanisms.library_attention.flash_calls import FlashCalls
 from onboard.codegen.translate.mechanisms.library_attention.multihead import TorchAttention
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
+from onboard.codegen.translate.mechanisms.masks.one_token_paths import OneTokenPaths
 from onboard.codegen.translate.mechanisms.masks.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
@@ -77,11 +78,13 @@ MECHANISMS = Mechanisms(
         Windows(),
         Slopes(),
         PositionBiases(),
+        HeadConvolutions(),
         Layouts(),
         RowsByHeads(),
         ChosenKeys(),
         LayerMasks(),
         Truths(),
+        OneTokenPaths(),
         # A mask that none of the above took is added as it is.
         CausalMasks(),
         CompressedKeys(),

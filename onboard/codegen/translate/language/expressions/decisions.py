@@ -12,6 +12,7 @@ from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config, Instance
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
+from onboard.codegen.translate.language.trees.token_counts import as_many
 from onboard.codegen.translate.language.values import Code, Value
 
 
@@ -94,7 +95,7 @@ def _settings(frame: Frame) -> dict[str, Any]:
 
 def same_number(left: Value, right: Value, frame: Frame) -> bool:
     """Whether two run-time values are the same code, variables that are assigned once written
-    out.
+    out, or are as many tokens.
     """
     if type(left) is not Code or type(right) is not Code:
         return False
@@ -108,7 +109,9 @@ def same_number(left: Value, right: Value, frame: Frame) -> bool:
         for item in ast.walk(statement)
         if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
     }
-    return ast.dump(one) == ast.dump(other) and not names & stored
+    same = ast.dump(one) == ast.dump(other) and not names & stored
+    before = [statement for body in (*frame.outer, frame.out) for statement in body]
+    return same or as_many(left.expr, right.expr, before)
 
 
 def is_of_config(expr: ast.expr) -> bool:

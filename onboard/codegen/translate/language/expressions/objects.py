@@ -102,7 +102,9 @@ def is_own(entry: object, frame: Frame) -> bool:
     it had, or PyTorch's.
     """
     package = type(frame.translator.model).__module__.split(".")[0]
-    module = getattr(entry, "__module__", "")
+    module = str(getattr(entry, "__module__", ""))
+    if inspect.isbuiltin(entry):  # torch's, as torch.tanh
+        return usual_name(entry, entry.__name__) is not None
     known = module.split(".")[0] in (package, "torch") or module.startswith(_STAND_INS)
     return known and (inspect.isclass(entry) or inspect.isfunction(entry))
 

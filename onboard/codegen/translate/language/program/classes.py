@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import nn
@@ -121,10 +121,10 @@ class Translator(Program):
         """Parameters that a method takes since methods called in its place need them."""
         self.reset()
 
-    @property
+    @cached_property
     def counts_positions(self) -> bool:
         """Whether transformers' model counts positions itself; its count is `position_ids` here."""
-        return self.positions is not None or counts_positions(self.model)
+        return counts_positions(self.model)
 
     def reset(self) -> None:
         """Forget translations, keep argument facts."""

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from onboard.analysis.recognise.position_biases import deviation
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.forms import KEYS, QUERIES, ZEROS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -26,6 +28,7 @@ from onboard.codegen.translate.language.trees.syntax import (
 )
 from onboard.codegen.translate.language.values import Code, Known, Mask, Value
 from onboard.codegen.translate.mechanisms.attention.causal import Windowed
+from onboard.verify.tolerances import SAME
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,8 @@ def counted(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Code | None:
     """Return `torch.arange(...)` of a number of keys that the config says, in steps of one."""
     if obj is not torch.arange or not frame.translator.findings.alibi or len(args.positional) > 2:
         return None
+    if frame.kind == "init":
+        return None  # a table of them is what `own_attribute` knows
     positional, keywords = args.code()
     return Code(ast.Call(expr, positional, keywords), form=KEYS)
 
@@ -163,6 +168,19 @@ def _is_dtype(value: Code) -> bool:
     return False
 
 
+def _is_linear(table: torch.Tensor | None) -> bool:
+    """Whether a buffer is a table of biases, one row a head."""
+    if table is None or table.dim() != 3 or table.shape[1] != 1:
+        return False
+    error = deviation(table)
+    return error is not None and error <= SAME
+
+
+def _of_key(table: ast.expr, number: int) -> ast.expr:
+    index = ast.Tuple([ast.Constant(...), ast.Constant(number)], ast.Load())
+    return ast.Subscript(table, index, ast.Load())
+
+
 def _is_keys(value: Value) -> bool:
     return isinstance(value, Code) and value.form == KEYS
 
@@ -202,6 +220,21 @@ def _is_plain_slice(item: ast.expr) -> bool:
 
 class PositionBiases(Mechanism):
     """Biases that are linear in the key's position."""
+
+    def own_attribute(
+        self, cls: ClassState, attr: str, path: ast.expr, frame: Frame
+    ) -> Value | None:
+        """A table of them, [heads, 1, keys], of which the slopes are the steps."""
+        if not frame.translator.findings.alibi or frame.kind == "init":
+            return None
+        tables = [
+            dict(module.named_buffers(recurse=False)).get(attr)
+            for module in frame.translator.modules_of(cls.cls)
+        ]
+        if not tables or not all(map(_is_linear, tables)):
+            return None
+        first, second = (_of_key(path, number) for number in (0, 1))
+        return KeyBias(call(attribute(ast.BinOp(second, ast.Sub(), first), "flatten")))
 
     def subscript(self, owner: Value, index: ast.expr, frame: Frame) -> Value | None:
         """A bias of fewer keys."""

@@ -3,42 +3,114 @@
 from __future__ import annotations
 
 import ast
+import inspect
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.decisions import local_values
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import constant, op
+from onboard.codegen.translate.language.trees.syntax import (
+    attribute,
+    call,
+    constant,
+    op,
+    same_code,
+)
+from onboard.codegen.translate.language.trees.token_counts import as_many
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.attention.sdpa import is_of_several
+from onboard.codegen.translate.mechanisms.layouts.laid import Laid, permuted
 from onboard.codegen.translate.mechanisms.recurrent import bound
-from onboard.hf.old.attention_forms import flash_attn_func
+from onboard.hf.old.attention_forms import flash_attn_func, flash_attn_varlen_func
 
+_NAMES = {*inspect.signature(flash_attn_varlen_func).parameters} - {"kwargs"}
 _PLAIN = {"alibi_slopes": None, "return_attn_probs": False}
 """What other arguments must be, but for those that change nothing in inference."""
 
 
 class FlashCalls(Mechanism):
-    """`flash_attn_func(q, k, v, ..., causal=True)`, [batch, sequence, heads, dim]."""
+    """`flash_attn_func(q, k, v, ..., causal=True)`, [batch, sequence, heads, dim], and that of texts one
+    after the other.
+    """
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """That where a text is causal, perhaps in a window or with a cap of its scores."""
-        if function is not flash_attn_func or args.stars:
+        if args.stars:
             return None
-        given = bound(function, args)
-        causal = given["causal"]
-        if not (causal.equals(Known(True)) or is_of_several(causal, frame)):
-            return None
-        if not all(given[key].equals(Known(value)) for key, value in _PLAIN.items()):
-            return None
-        window, cap = _numbers(given["window_size"]), given["softcap"]
-        if window is None or not isinstance(cap, Known):
-            return None
-        qkv = [given[key].code() for key in ("q", "k", "v")]
-        seen = None if window[0] < 0 else window[0] + 1  # the key of the query itself is one more
-        fixed = [constant(None), constant(0.0), constant(True)]
-        settings = [given["softmax_scale"].code(), constant(None), constant(seen)]
-        last = [constant(cap.value or None), constant("bsnd")]
-        return Code(ast.Call(op("torch_attention"), [*qkv, *fixed, *settings, *last], []))
+        if function is flash_attn_varlen_func and args.keywords.keys() <= _NAMES:
+            return _of_one_length(bound(function, args), frame)
+        return _attended(bound(function, args), frame) if function is flash_attn_func else None
+
+
+def _attended(given: Mapping[str, Value], frame: Frame) -> Code | None:
+    """Return the canonical op, [batch, sequence, heads, dim]."""
+    causal = given["causal"]
+    if not (causal.equals(Known(True)) or is_of_several(causal, frame)):
+        return None
+    if not all(given[key].equals(Known(value)) for key, value in _PLAIN.items()):
+        return None
+    window, cap = _numbers(given["window_size"]), given["softcap"]
+    if window is None or not isinstance(cap, Known):
+        return None
+    qkv = [given[key].code() for key in ("q", "k", "v")]
+    seen = None if window[0] < 0 else window[0] + 1  # the key of the query itself is one more
+    fixed = [constant(None), constant(0.0), constant(True)]
+    settings = [given["softmax_scale"].code(), constant(None), constant(seen)]
+    last = [constant(cap.value or None), constant("bsnd")]
+    return Code(ast.Call(op("torch_attention"), [*qkv, *fixed, *settings, *last], []))
+
+
+def _of_one_length(given: Mapping[str, Value], frame: Frame) -> Code | None:
+    """Return that of texts which lie one after the other, [texts * tokens, heads, dim], and have as many
+    tokens each; None for texts of several lengths.
+    """
+    found = [_each(given[f"cu_seqlens_{x}"], given[f"max_seqlen_{x}"], frame) for x in "qk"]
+    sizes = [item for item in found if item is not None]
+    if len(sizes) < len(found):
+        return None
+    qkv = {
+        key: _apart(given[key], size) for key, size in zip("qkv", sizes + sizes[1:], strict=True)
+    }
+    settings = {key: given[key] for key in ("softmax_scale", "causal", "window_size")}
+    attended = _attended(bound(flash_attn_func, Args([], {**qkv, **settings}, [])), frame)
+    return attended and Laid(attended.expr, dims=((0, 1), (2,), (3,)), axes=4)
+
+
+def _each(ends: Value, length: Value, frame: Frame) -> ast.Tuple | None:
+    """Return how many texts there are, and how many tokens each has, where their ends are
+    `torch.arange(0, (texts + 1) * length, step=length)`; None for others.
+    """
+    before = [statement for body in (*frame.outer, frame.out) for statement in body]
+    code, values = ends.code(), local_values(frame)
+    while isinstance(code, ast.Name) and code.id in values:
+        code = values.pop(code.id)
+    match code:
+        case (
+            ast.Call(
+                args=[
+                    ast.Constant(value=0),
+                    ast.BinOp(
+                        left=ast.BinOp(left=texts, op=ast.Add(), right=ast.Constant(value=1)),
+                        op=ast.Mult(),
+                        right=each,
+                    ),
+                ],
+                keywords=[ast.keyword(arg="step", value=step), *_],
+            ) as made
+        ) if ast.unparse(made.func) == "torch.arange" and same_code(each, step):
+            same = same_code(each, length.code()) or as_many(each, length.code(), before)
+            return ast.Tuple([texts, each], ast.Load()) if same else None
+    return None
+
+
+def _apart(value: Value, sizes: ast.Tuple) -> Code:
+    """Return [texts, tokens, heads, dim] of what code sees as [texts * tokens, heads, dim]."""
+    match value:
+        case Laid(dims=((texts, tokens), (heads,), (dim,))):
+            return Code(permuted(value.expr, [texts, tokens, heads, dim]))
+    return Code(call(attribute(value.code(), "unflatten"), constant(0), deepcopy(sizes)))
 
 
 def _numbers(value: Value) -> tuple[int, ...] | None:

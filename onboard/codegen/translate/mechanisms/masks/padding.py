@@ -17,7 +17,7 @@ from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global, LayerMask
 from onboard.codegen.translate.language.program.uses import Ones
 from onboard.codegen.translate.language.trees.syntax import attribute
-from onboard.codegen.translate.language.values import Code, Items, Mask, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Mask, Value
 from onboard.codegen.translate.mechanisms.attention.causal import OF_MASKS
 
 
@@ -51,13 +51,15 @@ class Padding(Mechanism):
 
 
 class LayerMasks(Mechanism):
-    """`if mask is not None: ...` of a mask that some layers get, and `if mask.shape[-2] !=
-    keys.shape[-2]: ...`: the small model of this config tells which way it goes.
+    """`if mask is not None: ...` of a mask that some layers get, `if mask.shape[-2] !=
+    keys.shape[-2]: ...`, and `if mask.ndim != 1: ...`: the small model of this config tells which way
+    it goes.
     """
 
     def decided(self, node: ast.If, frame: Frame) -> bool | None:
         """Whether the small model, whose attention gets its masks, came to the body."""
-        if not (_asks_for_layers(node.test, frame) or _compares_sizes(node.test, frame)):
+        asks = (_asks_for_layers, _compares_sizes, _asks_for_rank)
+        if not any(each(node.test, frame) for each in asks):
             return None
         program = frame.translator
         counts, path = lines_run(program.model, program.config), str(frame.source.path)
@@ -73,6 +75,16 @@ def _asks_for_layers(test: ast.expr, frame: Frame) -> bool:
     read = {item.id for item in nodes if isinstance(item, ast.Name)}
     masks = any(isinstance(frame.env.values.get(key), LayerMask) for key in read)
     return masks and any(isinstance(item, ast.Is | ast.IsNot) for item in nodes)
+
+
+def _asks_for_rank(test: ast.expr, frame: Frame) -> bool:
+    """Whether a test asks how many dimensions a mask has that hides nothing."""
+    match test:
+        case ast.Compare(
+            left=ast.Attribute(value=ast.Name(id=key), attr="ndim"), comparators=[ast.Constant()]
+        ):
+            return _form(frame.env.values.get(key, NONE)) == ALL_TRUE
+    return False
 
 
 def _compares_sizes(test: ast.expr, frame: Frame) -> bool:

@@ -101,7 +101,7 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case ast.Subscript():
             _store_item(target, frame.settle(value), frame, origin)
-        case ast.Attribute(value=owner, attr=attr) if is_set_apart(owner, attr, frame):
+        case ast.Attribute(value=owner, attr=attr) if is_set_apart(owner, attr, value, frame):
             return
         case ast.Attribute(value=owner, attr=attr) if is_left_behind(
             owner, attr, frame.settle(value), frame, origin

@@ -11,6 +11,7 @@ from torch import nn
 
 from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.analysis.source import plain_class
+from onboard.codegen.translate.language.expressions.decisions import decided_here
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Instance,
@@ -20,7 +21,7 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.trees.casts import without_casts
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
-from onboard.codegen.translate.language.values import NONE, Output, Value
+from onboard.codegen.translate.language.values import NONE, Known, Output, Value
 
 _PLAIN = (bool, int, float, str)
 
@@ -73,9 +74,10 @@ def is_weight(owner: ast.expr, frame: Frame) -> bool:
     return bool(modules) and all(path in dict(each.named_parameters()) for each in modules)
 
 
-def is_set_apart(owner: ast.expr, attr: str, frame: Frame) -> bool:
-    """Whether a constructor of repositories' code sets a number, a text or None of another module,
-    for some layers say; from here on it has no value that anything may read.
+def is_set_apart(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether a constructor of repositories' code sets a number, a text or None of another module;
+    from here on that has what this config says where all of its modules have it, and no value that
+    anything may read where it is set for some layers, say.
     """
     if frame.kind != "init" or not frame.translator.specialised:
         return False
@@ -87,9 +89,19 @@ def is_set_apart(owner: ast.expr, attr: str, frame: Frame) -> bool:
     if not values or not all(value is None or isinstance(value, _PLAIN) for value in values):
         return False
     reason = f"{made.classes[0].__name__}.{attr}, which {ast.unparse(owner)}.{attr} = ... changes"
+    is_one = len({(type(item), item) for item in values}) == 1 and _says(value, values[0], frame)
+    known = Known(values[0]) if is_one else SetApart(reason)
     for state in frame.translator.reached(made):
-        state.attributes[attr] = SetApart(reason)
+        state.attributes[attr] = known
     return True
+
+
+def _says(value: Value, found: object, frame: Frame) -> bool:
+    """Whether a switch is what this config says of it, which is guarded."""
+    if not isinstance(found, bool) or not value.is_static:
+        return False
+    truth = value.truth()
+    return (decided_here(value, frame) if truth is None else truth) is found
 
 
 def sets_field(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:

@@ -1,0 +1,75 @@
+"""Attention of flash_attn to texts that lie one after the other, beside which texts of one token have a
+path of their own; and switches that the whole model's constructor sets in its layers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.odd_code import GENERATE, run_apart, save_odd
+from tests.unit.codegen.test_wrapped_models import ATTENTION, TABLES
+
+_HEAD = """
+from einops import rearrange
+from flash_attn import flash_attn_varlen_func
+
+"""
+_ROWS = """
+if q.shape[-2] == 1 or q.shape[-2] != k.shape[-2]:
+    scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(self.size)
+    y = F.softmax(scores, dim=-1) @ v
+    return self.out(y.transpose(1, 2).reshape(b, t, -1))
+queries, texts = q.shape[2], q.shape[0]
+keys = k.shape[2]
+q, k, v = [rearrange(x, "b h s d -> (b s) h d") for x in [q, k, v]]
+ends = torch.arange(0, (texts + 1) * queries, step=queries, dtype=torch.int32, device=q.device)
+causal = queries == keys
+more = torch.arange(0, (texts + 1) * keys, step=keys, dtype=torch.int32) if not causal else ends
+y = flash_attn_varlen_func(q, k, v, ends, more, queries, keys, causal=causal)
+y = rearrange(y, "(b s) ... -> b s ...", b=texts)
+return self.out(rearrange(y, "b s h d -> b s (h d)"))
+"""
+_MADE = "        self.lm_head = nn.Linear"
+_SET = """        for layer in self.model.layers:
+            layer.attn.in_rows = config.in_rows
+"""
+
+
+def _saved(folder: Path) -> Path:
+    """Return a model with a switch of the config's between the two forms of attention."""
+    begin, end = ATTENTION.split("scores = ", 1)
+    rows = "\n".join(f"    {line}" for line in _ROWS.strip().splitlines())
+    attention = f"{begin}if self.in_rows:\n{rows}\nscores = {end}"
+    tables = TABLES.replace("AXES", "").replace("CUT", ":length").replace("BARE", "")
+    save_odd(folder, head=_HEAD + tables, attention=attention)
+    code, config = folder / "modeling_odd.py", folder / "configuration_odd.py"
+    made = "self.tables = Tables(self.size, config.max_position_embeddings, config.rope_theta)\n"
+    switched = f"{made}        self.in_rows = False\n"
+    text = code.read_text().replace("self.theta = config.rope_theta\n", switched)
+    code.write_text(text.replace(_MADE, f"{_SET}{_MADE}"))
+    text = config.read_text().replace("norm_eps=1e-5,", "norm_eps=1e-5, in_rows=True,")
+    kept = "self.norm_eps = norm_eps\n"
+    config.write_text(text.replace(kept, f"{kept}        self.in_rows = in_rows\n"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what comes of the model."""
+    folder = _saved(tmp_path_factory.mktemp("rows") / "odd_rows")
+    return run_apart(GENERATE, [folder])["odd_rows"]
+
+
+def test_texts_of_one_length_in_a_row_are_attended_apart(made: dict[str, Any]) -> None:
+    assert made.get("error") is None, made["error"]
+    assert made["worst"] < 1e-5
+    assert not made["recorded"]
+    assert "torch_attention(" in made["text"]
+    assert "softmax" not in made["text"]
+
+
+def test_a_switch_that_all_layers_are_given_is_asserted(made: dict[str, Any]) -> None:
+    assert "covered only with in_rows" in made["text"]
