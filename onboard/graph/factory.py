@@ -21,12 +21,12 @@ from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.export.config_windows import windowless_layer
+from onboard.graph.undocumented import undocumented_classes
 from onboard.hf.architecture import decoder_config, text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.config_layers import cut_layers, read_layers
 from onboard.hf.json_floats import json_floats
 from onboard.hf.parameters_on import parameters_on
-from onboard.hf.undocumented import undocumented_classes
 from onboard.hub import with_own_type
 from onboard.modeling import (
     ONE_CODEBOOK,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from onboard.hf.old.attention_forms import index_first_axis, pad_input
-from onboard.hf.old.norm_forms import rms_norm
+from onboard.hf.old.layers.norm_forms import rms_norm
 from onboard.hf.old.recurrent_forms import causal_conv1d_fn
 
 _LENGTH = 1e-6

@@ -22,10 +22,10 @@ from onboard.hf.old import (
     distributions,
     einops_forms,
     linear_attention_forms,
-    norm_forms,
     recurrent_forms,
 )
 from onboard.hf.old.gone import Gone
+from onboard.hf.old.layers import norm_forms
 
 
 def _first(item: Any, *_: Any, **__: Any) -> Any:

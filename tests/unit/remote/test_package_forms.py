@@ -14,8 +14,9 @@ import torch
 
 from onboard.errors import OnboardError
 from onboard.hf.old import attention_forms as attention
-from onboard.hf.old import distributions, norm_forms, packages
+from onboard.hf.old import distributions, packages
 from onboard.hf.old import recurrent_forms as recurrent
+from onboard.hf.old.layers import norm_forms
 from onboard.verify.error import rmse_ratio
 
 

@@ -97,18 +97,22 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             config_changes.is_copied_config(variable, frame)
         ):
             config_changes.change_config(variable, attr, frame.settle(value), frame, origin)
-        case ast.Attribute(value=owner, attr=attr) if sets_field(owner, attr, value, frame):
-            return
         case ast.Subscript():
             _store_item(target, frame.settle(value), frame, origin)
-        case ast.Attribute(value=owner, attr=attr) if is_set_apart(owner, attr, value, frame):
-            return
-        case ast.Attribute(value=owner, attr=attr) if is_left_behind(
-            owner, attr, frame.settle(value), frame, origin
-        ):
+        case ast.Attribute() if _is_kept_elsewhere(target, value, frame, origin):
             return
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
+
+
+def _is_kept_elsewhere(target: ast.Attribute, value: Value, frame: Frame, origin: ast.AST) -> bool:
+    """Whether an attribute is a field of an object, or set apart, or left at a class."""
+    owner, attr = target.value, target.attr
+    return (
+        sets_field(owner, attr, value, frame)
+        or is_set_apart(owner, attr, value, frame)
+        or is_left_behind(owner, attr, frame.settle(value), frame, origin)
+    )
 
 
 def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:

@@ -2,7 +2,7 @@
 
 from transformers.utils import auto_docstring
 
-from onboard.hf.undocumented import undocumented_classes
+from onboard.graph.undocumented import undocumented_classes
 
 
 class LlamaConfig:
