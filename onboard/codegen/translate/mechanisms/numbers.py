@@ -15,7 +15,11 @@ import torch
 from torch.nn import functional as F
 
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.expressions.decisions import WrittenOut, assigned
+from onboard.codegen.translate.language.expressions.decisions import (
+    WrittenOut,
+    assigned,
+    statements_of,
+)
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.statements.assignments.own_attributes import store_attribute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
@@ -125,7 +129,7 @@ def of_unpacked_sizes(value: Value, frame: Frame) -> Value:
 def _last_sizes(frame: Frame) -> dict[str, ast.expr]:
     """Return `x.shape[-1]` for each variable that is the last of a shape unpacked to several."""
     last, found = ast.UnaryOp(ast.USub(), ast.Constant(1)), {}
-    for statement in (item for body in (*frame.outer, frame.out) for item in body):
+    for statement in statements_of(frame):
         match statement:
             case ast.Assign(
                 targets=[ast.Tuple(elts=[_, _, *_, ast.Name(id=variable)])],

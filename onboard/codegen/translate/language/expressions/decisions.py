@@ -104,14 +104,12 @@ def same_number(left: Value, right: Value, frame: Frame) -> bool:
     names = {item.id for item in ast.walk(one) if isinstance(item, ast.Name)}
     stored = {
         item.id
-        for body in (*frame.outer, frame.out)
-        for statement in body
+        for statement in statements_of(frame)
         for item in ast.walk(statement)
         if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
     }
     same = ast.dump(one) == ast.dump(other) and not names & stored
-    before = [statement for body in (*frame.outer, frame.out) for statement in body]
-    return same or as_many(left.expr, right.expr, before)
+    return same or as_many(left.expr, right.expr, statements_of(frame))
 
 
 def is_of_config(expr: ast.expr) -> bool:
@@ -239,6 +237,11 @@ def _is_static(value: Value | None) -> bool:
     return value is not None and value.is_static
 
 
+def statements_of(frame: Frame) -> list[ast.stmt]:
+    """Return what is left of the code so far, that around it first."""
+    return [statement for body in (*frame.outer, frame.out) for statement in body]
+
+
 def local_values(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, ast.expr]:
     """Return the values of the local variables that are assigned once, in what is left of the code
     or in further statements.
@@ -250,7 +253,7 @@ def local_values(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, ast.e
 def assigned(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, list[ast.expr | None]]:
     """Return what each local variable is assigned there, one by one; None is a part of a value."""
     made: dict[str, list[ast.expr | None]] = {}
-    for statement in (item for body in (*frame.outer, frame.out, more) for item in body):
+    for statement in (*statements_of(frame), *more):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 plain = isinstance(statement, ast.Assign) and statement.targets == [node]

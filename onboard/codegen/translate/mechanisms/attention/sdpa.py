@@ -16,6 +16,7 @@ from onboard.codegen.translate.language.expressions.decisions import (
     WrittenOut,
     assigned,
     local_values,
+    statements_of,
 )
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, constant, op
@@ -90,8 +91,7 @@ def _unpacked_sizes(frame: Frame) -> set[str]:
     """Return the variables that are a tensor's sizes but for the first: `_, length, _ = x.shape`."""
     return {
         item.id
-        for body in (*frame.outer, frame.out)
-        for statement in body
+        for statement in statements_of(frame)
         if isinstance(statement, ast.Assign)
         and isinstance(targets := statement.targets[0], ast.Tuple)
         and ast.unparse(statement.value).endswith((".shape", ".size()"))

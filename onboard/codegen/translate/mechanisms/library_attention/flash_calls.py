@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.expressions.decisions import local_values
+from onboard.codegen.translate.language.expressions.decisions import local_values, statements_of
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import (
     attribute,
@@ -82,7 +82,6 @@ def _each(ends: Value, length: Value, frame: Frame) -> ast.Tuple | None:
     """Return how many texts there are, and how many tokens each has, where their ends are
     `torch.arange(0, (texts + 1) * length, step=length)`; None for others.
     """
-    before = [statement for body in (*frame.outer, frame.out) for statement in body]
     code, values = ends.code(), local_values(frame)
     while isinstance(code, ast.Name) and code.id in values:
         code = values.pop(code.id)
@@ -100,7 +99,9 @@ def _each(ends: Value, length: Value, frame: Frame) -> ast.Tuple | None:
                 keywords=[ast.keyword(arg="step", value=step), *_],
             ) as made
         ) if ast.unparse(made.func) == "torch.arange" and same_code(each, step):
-            same = same_code(each, length.code()) or as_many(each, length.code(), before)
+            same = same_code(each, length.code()) or as_many(
+                each, length.code(), statements_of(frame)
+            )
             return ast.Tuple([texts, each], ast.Load()) if same else None
     return None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from onboard.analysis.source import class_node
+from onboard.codegen.translate.language.expressions.decisions import statements_of
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import MAYBE, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.frame import Frame
@@ -253,8 +254,7 @@ def _with_item(target: ast.Subscript, key: Value, value: Value, frame: Frame) ->
     path = ast.unparse(target.value)
     made = [
         item.value
-        for body in (*frame.outer, frame.out)
-        for item in body
+        for item in statements_of(frame)
         if isinstance(item, ast.Assign) and path in map(ast.unparse, item.targets)
     ]
     match made, key:
