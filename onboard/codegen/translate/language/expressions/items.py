@@ -191,8 +191,15 @@ def _asked_for(table: dict[Any, Any], key: Value, frame: Frame) -> dict[Any, Any
     return {
         item: entry
         for item, entry in table.items()
-        if not objects.is_own(entry, frame) or decided_here(_is_key(key, item), frame) is not False
+        if _is_of_torch(entry)
+        or not objects.is_own(entry, frame)
+        or decided_here(_is_key(key, item), frame) is not False
     }
+
+
+def _is_of_torch(entry: object) -> bool:
+    """Whether an entry of a table is PyTorch's, which needs no reading."""
+    return str(getattr(entry, "__module__", "")).split(".")[0] == "torch"
 
 
 def _is_key(key: Value, item: Any) -> Code:
