@@ -118,7 +118,8 @@ class CudaGraphConfig(StrictModel):
     batch_sizes: list[Annotated[int, Field(ge=1, le=BATCH.most)]] | None = Field(
         default=None, max_length=CAPTURES.most
     )
-    """None: powers of two up to `max_batch_size`, from 16 on with what is halfway between them."""
+    """None: powers of two up to `max_batch_size`, 24 and 48, from 64 on multiples of 16, from 256 on
+    seven sizes between two powers."""
     enable_padding: bool = True
     """Round a decode batch up to the next captured size."""
 

@@ -238,8 +238,8 @@ def _prefill_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
 
 
 def _graph_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
-    """Return the bytes of captured decode steps: the activations of the largest, which all share,
-    and the logits of each.
+    """Return the bytes of captured decode steps: the activations and logits of the largest, which all
+    share.
     """
     runtime, cache = context.runtime, context.cache
     if runtime.compile_backend not in ("auto", "torch-cudagraph", "torch-opt"):
@@ -248,10 +248,7 @@ def _graph_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
     if not sizes:
         return 0
     set_decode_example(cache.info, sizes[-1])
-    row: int = (
-        context.codebooks.count * context.factory.text_config.vocab_size * context.dtype.itemsize
-    )
-    return _peak(gm, context) + row * sum(sizes[:-1])
+    return _peak(gm, context)
 
 
 def _peak(gm: fx.GraphModule, context: TransformContext) -> int:

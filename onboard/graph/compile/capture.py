@@ -13,6 +13,11 @@ from onboard.errors import UsageError
 
 _HALVED_FROM = 16
 """Fewer sequences take as long as one but for their keys."""
+_STEP = 16
+"""Padded sequences beyond that many take time: their products no longer hide behind the reading of
+weights."""
+_SHARES = 8
+"""From that many steps on, what lies between two powers of two is parted in equal shares."""
 _TIMED_RUNS = 3
 _MEMORY_SHARE = 2.5
 """Steps are captured if this many times the memory of the largest one is free."""
@@ -20,21 +25,27 @@ _MEMORY_SHARE = 2.5
 
 def capture_sizes(wanted: Sequence[int] | None, max_batch_size: int) -> list[int]:
     """Return the batch sizes to capture, ascending: the `wanted` ones that a batch can have; None:
-    powers of two, from 16 on what is halfway between them, too, and `max_batch_size`.
+    powers of two, 24, multiples of 16 up to 256, then seven sizes between two powers of two, and
+    `max_batch_size`.
 
     Raises `UsageError` for a size below 1.
     """
     if wanted is None:
         powers = [1 << exponent for exponent in range(max_batch_size.bit_length())]
-        between = [power * 3 // 2 for power in powers if power >= _HALVED_FROM]
-        return sorted(
-            {*powers, *(size for size in between if size < max_batch_size), max_batch_size}
-        )
+        sizes = {size for power in powers for size in range(power, 2 * power, _step_from(power))}
+        return sorted({*(size for size in sizes if size < max_batch_size), max_batch_size})
     if bad := [size for size in wanted if size < 1]:
         raise UsageError(
             f"CUDA graphs cannot be captured for batch size {bad[0]}", hint="Sizes start at 1"
         )
     return sorted({size for size in wanted if size <= max_batch_size})
+
+
+def _step_from(power: int) -> int:
+    """Return how far apart the captured sizes are from a power of two to the next."""
+    if power < _HALVED_FROM:
+        return power
+    return max(power // _SHARES, min(power // 2, _STEP))
 
 
 def has_room(step: Callable[[], Any], device: torch.device) -> bool:

@@ -11,10 +11,6 @@ import torch
 from onboard.errors import OnboardError
 from onboard.parallel.ranks import captured_in_group
 
-_WARM_UP_RUNS = (
-    2  # the first compiles and tunes kernels, the second is what a step does from then on
-)
-
 
 @dataclass(frozen=True)
 class CapturedStep:
@@ -40,13 +36,12 @@ def captured_graph(
     step: Callable[[], Any], described: str, pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Capture a step, `described` for the error; return its graph, and what `step` returned."""
-    # Warm up on another stream, as capture does: first behind the work so far, and then the current
-    # stream waits for it, so that the capture begins with kernels compiled and memory at rest.
+    # Run it once on another stream, as capture does: first behind the work so far, and then the current
+    # stream waits for it, so that the capture begins with kernels compiled and tuned.
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP_RUNS):
-            step()
+        step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = captured_in_group(torch.cuda.CUDAGraph())
     try:
@@ -61,8 +56,10 @@ def captured_graph(
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of a tensor's device memory that does not keep it: graphs that are captured later
-    in the same pool write there, too.
+    in the same pool write there, too. The host has no such pool: its tensors are kept.
     """
+    if not tensor.is_cuda:
+        return tensor
     span = 1 + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

@@ -25,7 +25,7 @@ from onboard.cache.examples import set_decode_example
 from onboard.cache.next_token import ChoosesTokens, wanted_logits
 from onboard.cache.token_masks import MaskBuffer, TokenMasks, masked
 from onboard.graph.compile.captured_prompts import CapturedPrompts
-from onboard.graph.compile.captured_step import CapturedStep, captured_graph
+from onboard.graph.compile.captured_step import CapturedStep, borrowed, captured_graph
 from onboard.graph.compile.direct_calls import directly
 
 
@@ -86,7 +86,8 @@ class CapturedDecode(ChoosesTokens):
     def capture(self, cache: CachedSequenceInterface, sizes: Sequence[int]) -> None:
         """Capture a decode step of each size, the largest first, in one memory pool.
 
-        Steps share the pool, since one runs at a time: the memory of one is that of all.
+        Steps share the pool, since one runs at a time: the memory of one is that of all, its results
+        among it.
         """
         pool = torch.cuda.graph_pool_handle()
         longest = min(cache.info.max_seq_len, (cache.num_pages - 1) * cache.info.page_size)
@@ -105,6 +106,7 @@ class CapturedDecode(ChoosesTokens):
                 partial(self._step, gm, cache, args, names, size), _described(size), pool
             )
             again = self._captured_again(cache, args, wanted_logits(output, args, names), pool)
+            tokens, output = pytree.tree_map_only(torch.Tensor, borrowed, (tokens, output))
             self._captured[size, adapted] = _Decode(
                 graph, cache.info.inputs, cache.caches, tokens, output, again
             )

@@ -42,7 +42,6 @@ class _Peaks:
     inside: int
     """Up to the head, that reads the rows alone whose logits are asked for."""
     whole: int
-    vocabulary: int
 
 
 def sketch(checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -> MemoryPlan:
@@ -57,7 +56,7 @@ def sketch(checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -
         _values(checkpoint), checkpoint
     ):
         raise UnsureError("the checkpoint asks for a cache of its own")
-    MEMORY.default = dtype = _dtype(runtime, config, gpu=gpu)
+    MEMORY.default = _dtype(runtime, config, gpu=gpu)
     model = _built(config, root)
     limited, chosen = settled(runtime, config, _first_position(config), ON_GPU if gpu else ON_CPU)
     most = max(limited.max_num_tokens, limited.max_batch_size)
@@ -73,7 +72,7 @@ def sketch(checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path) -
         inputs=_inputs(cache),
         activations=2 * prefill.inside,
         step_tokens=most,
-        graphs=_graphs(model, limited, dtype) if gpu else 0,
+        graphs=_graphs(model, limited) if gpu else 0,
         reserve=CUDA_RESERVE if gpu else 0,
         memory=0,
         positions=max_positions(config) or limited.max_seq_len,
@@ -232,11 +231,11 @@ def _run(model: Any, tokens: int) -> Any:
 
 def _peaks(model: Any, tokens: int) -> _Peaks:
     MEMORY.peak = start = MEMORY.live
-    logits = _run(model, tokens)
-    return _Peaks(MEMORY.before_last_linear - start, MEMORY.peak - start, logits.shape[-1])
+    _run(model, tokens)
+    return _Peaks(MEMORY.before_last_linear - start, MEMORY.peak - start)
 
 
-def _graphs(model: Any, runtime: SettledConfig, dtype: DType) -> int:
+def _graphs(model: Any, runtime: SettledConfig) -> int:
     from onboard.graph.compile.capture import capture_sizes
 
     if runtime.compile_backend not in ("auto", "torch-cudagraph", "torch-opt"):
@@ -244,9 +243,7 @@ def _graphs(model: Any, runtime: SettledConfig, dtype: DType) -> int:
     sizes = capture_sizes(runtime.cuda_graph_config.batch_sizes, runtime.max_batch_size)
     if not sizes:
         return 0
-    peaks = _peaks(model, sizes[-1])
-    row = peaks.vocabulary * dtype.itemsize
-    return 2 * peaks.whole + row * sum(sizes[:-1])
+    return 2 * _peaks(model, sizes[-1]).whole
 
 
 def _inputs(cache: CachePlan) -> int:

@@ -16,9 +16,8 @@ def stand_in_for_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let steps be captured without a GPU; each takes a second."""
     for each in (f"{_COMPILE}.captured_prompts", f"{_COMPILE}.cuda_graph"):
         monkeypatch.setattr(f"{each}.captured_graph", _captured)
-    module = f"{_COMPILE}.captured_prompts"
-    monkeypatch.setattr(f"{module}.borrowed", lambda tensor: tensor)
-    monkeypatch.setattr(f"{module}.shortest_time", lambda step, device: step() and None or 1.0)
+    timed = f"{_COMPILE}.captured_prompts.shortest_time"
+    monkeypatch.setattr(timed, lambda step, device: step() and None or 1.0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 

@@ -338,7 +338,7 @@ def test_every_holder_of_a_state_has_a_slot_of_its_own() -> None:
     assert limits.num_slots == len(spare | batch | kept | alone)
 
 
-def test_each_captured_size_keeps_its_logits_and_shares_the_rest(tmp_path: Path) -> None:
+def test_captured_sizes_share_the_memory_of_the_largest(tmp_path: Path) -> None:
     checkpoint = _config(tmp_path, "llama")
     sizes = {"max_batch_size": 7, "kv_cache_config": {"tokens_per_block": 4, "max_tokens": 400}}
     one, three = (
@@ -355,7 +355,7 @@ def test_each_captured_size_keeps_its_logits_and_shares_the_rest(tmp_path: Path)
             ([2, 3, 7], 48),
         )
     )
-    assert three - one == (2 + 3) * _BASE["vocab_size"] * 4  # float32
+    assert three == one > 7 * _BASE["vocab_size"] * 4  # its logits, float32
 
 
 def test_pages_are_as_many_as_can_be_in_use() -> None:

@@ -1,6 +1,7 @@
 """Sixty model types on two ranks: logits and greedy tokens of transformers' own model.
 
-The ranks are threads of this process, and each type is exported once. The shipped families have
+The ranks are threads of this process, and each type is exported once. A run takes some of them, one of
+all tests every one. The shipped families have
 their model files, the others transformers' modules (mode hf).
 """
 
@@ -23,6 +24,7 @@ from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME, TIE
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
+from tests.support.drawing import some_of
 from tests.support.sharding.zoo import FAMILIES, ROOT, save_family, suite_of
 
 # Types whose own code can be exported at a text of any length
@@ -30,6 +32,7 @@ OWN_CODE = (
     *("aria_text", "bart", "blenderbot", "ctrl", "dots1", "helium", "hunyuan_v1_dense"),
     *("jais2", "ministral", "olmo3", "pegasus", "persimmon", "phimoe", "vaultgemma"),
 )
+ALWAYS = ("gpt_oss", "llama", "mixtral", "qwen3_next")
 Prompt = Mapping[str, torch.Tensor]
 
 
@@ -51,7 +54,7 @@ def _assert_same(
             assert bool((gap <= TIE * SAME * expected.std(dim=-1, keepdim=True)).all())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_of(FAMILIES, ALWAYS, by_chance=10))
 def test_two_ranks_have_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
     suite, seed = suite_of(family), fresh_seed()
     folder = save_family(tmp_path, family, seed)
@@ -60,7 +63,7 @@ def test_two_ranks_have_the_logits_of_transformers(tmp_path: Path, family: str) 
     _assert_same(folder, model, prompts)
 
 
-@pytest.mark.parametrize("kind", OWN_CODE)
+@pytest.mark.parametrize("kind", some_of(OWN_CODE, always=(), by_chance=4))
 def test_two_ranks_divide_transformers_own_code(tmp_path: Path, kind: str) -> None:
     seed = fresh_seed()
     make_checkpoint(Target(name=kind), tmp_path, seed)
