@@ -29,6 +29,8 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import NONE, Code, Output, Value
 from onboard.codegen.translate.mechanisms import experts
 from onboard.codegen.translate.output import argument_types, codebooks
+from onboard.codegen.translate.output.hidden_functions import rename_hidden
+from onboard.codegen.translate.output.hoisted import routines_of
 from onboard.codegen.translate.output.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.output.tidied import config_of, tidy
 from onboard.codegen.translate.output.tidy_text import norms_of, tidy_text
@@ -66,6 +68,7 @@ def emit(translator: Translator, top: ClassState) -> tuple[list[ClassText], list
     tidy(translator)
     prune(translator)
     add_ties(translator)
+    rename_hidden(translator, routines_of(translator))
     calls = _constructor_calls(translator)
     order = _order(translator, top)
     classes = [_class_text(state, translator, top, calls) for state in order]

@@ -53,7 +53,8 @@ def _is_tensor(function: Routine) -> bool:
     return function.holes == 1 and _DEVICE not in cleanup.free_names(_bare(function))
 
 
-def _routines(translator: Translator) -> list[Routine]:
+def routines_of(translator: Translator) -> list[Routine]:
+    """Return constructors, methods and functions."""
     methods = [
         routine
         for state in translator.states.values()
@@ -67,7 +68,7 @@ def _count(translator: Translator, key: str) -> int:
     """Return how often code mentions a function."""
     return sum(
         isinstance(node, ast.Name) and node.id == key
-        for routine in _routines(translator)
+        for routine in routines_of(translator)
         for statement in routine.body
         for node in ast.walk(statement)
     )

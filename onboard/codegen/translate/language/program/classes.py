@@ -78,6 +78,7 @@ from onboard.codegen.translate.language.sequences import fact_of
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assignments import own_attributes
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
+from onboard.codegen.translate.language.trees.function_names import FunctionNames
 from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Known, Value
@@ -130,6 +131,7 @@ class Translator(Program):
         """Forget translations, keep argument facts."""
         self.states: dict[type, ClassState] = {}
         self.functions: dict[str, Routine] = {}
+        self.names = FunctionNames()
         self.globals: dict[str, tuple[Any, ModuleSource]] = {}
         self.windowed: set[ClassState] = set()
         self.own_norms: set[str] = set()
@@ -310,8 +312,7 @@ class Translator(Program):
         """Return a helper's result: inline when it comes down to an expression, else as a call of
         its translation.
         """
-        node = function_node(function)
-        if node is None:
+        if (node := function_node(function)) is None:
             raise Untranslatable(f"the helper {function.__name__}")
         return self.call_source(node, module_source(function.__module__), args, frame)
 
@@ -350,7 +351,7 @@ class Translator(Program):
 
     def _call_of(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value:
         """Return a call of a helper's translation."""
-        key = node.name
+        key = self.names.of(node)
         bound, rest = bind(node, args, method=False)
         self._learn(("function", key), node, {**bound, **rest}, key in self.functions)
         if key not in self.functions:
@@ -434,8 +435,7 @@ class Translator(Program):
         """
         defaults = {item: default_fact(default) for item, default in default_nodes(node).items()}
         new = {**defaults, **{item: fact_of(value) for item, value in bound.items()}}
-        known = self.argument_facts.get(key)
-        if known is None:
+        if (known := self.argument_facts.get(key)) is None:
             self.argument_facts[key] = new
             return
         joined = {
