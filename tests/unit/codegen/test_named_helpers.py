@@ -15,7 +15,7 @@ y = self.down(F.silu(self.gate(x)) * self.up(x))
 watched(y)
 return y + halved(x)
 """
-_ROTARY = """
+ROTARY = """
 
 class Rotary(nn.Module):
     def __init__(self, config, device=None):
@@ -46,7 +46,7 @@ class Rotary(nn.Module):
         return cos.to(dtype=x.dtype), sin.to(dtype=x.dtype)
 
 """
-_ATTENTION = """
+ATTENTION = """
 b, t, _ = x.shape
 q, k, v = (y.view(b, t, self.heads, self.size).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
 cos, sin = (y.unsqueeze(1) for y in self.rotary(x, position_ids))
@@ -68,8 +68,8 @@ def test_a_lambda_of_the_module_is_a_function(tmp_path: Path) -> None:
 
 
 def test_default_frequencies_that_take_a_kind_of_layer_which_none_has(tmp_path: Path) -> None:
-    head = "from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS\n" + _ROTARY
-    folder = save_odd(tmp_path / "odd_rope", head=head, attention=_ATTENTION)
+    head = "from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS\n" + ROTARY
+    folder = save_odd(tmp_path / "odd_rope", head=head, attention=ATTENTION)
     file = folder / "modeling_odd.py"
     made = "        self.theta = config.rope_theta"
     text = file.read_text().replace(made, f"{made}\n        self.rotary = Rotary(config)")

@@ -1,10 +1,14 @@
-"""Rotary tables that the first call of a forward makes, as long as its text."""
+"""Rotary tables that the first call of a forward makes, as long as its text, and those that a text
+beyond all positions makes.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.support.odd_code import GENERATE, run_apart, save_odd
+from tests.unit.codegen import test_named_helpers as helpers
 from tests.unit.codegen.test_wrapped_models import ATTENTION
 
 _TABLES = """
@@ -50,3 +54,50 @@ def test_a_table_of_the_text_is_that_of_the_positions_which_look_it_up(tmp_path:
     assert found["worst"] < 1e-5
     assert "torch.arange(length" not in found["text"]  # a step has tokens of several texts
     assert not found["recorded"]
+
+
+_DYNAMIC = """
+    def _grow(self, position_ids, device):
+        seq_len = torch.max(position_ids) + 1
+        if seq_len > self.max_seq_len_cached:
+            inv_freq, self.attention_scaling = self.rope_init_fn(self.config, device, seq_len=seq_len)
+            self.register_buffer("inv_freq", inv_freq, persistent=False)
+            self.max_seq_len_cached = seq_len
+        if seq_len < self.original_max_seq_len and self.max_seq_len_cached > self.original_max_seq_len:
+            self.register_buffer("inv_freq", self.original_inv_freq, persistent=False)
+            self.max_seq_len_cached = self.original_max_seq_len
+
+    @torch.no_grad()
+    def forward(self, x, position_ids):
+        if "dynamic" in self.rope_type:
+            self._grow(position_ids, device=x.device)
+"""
+
+
+def _save_dynamic(folder: Path, limit: str) -> Path:
+    begun = "\n    @torch.no_grad()\n    def forward(self, x, position_ids):\n"
+    before, _, behind = helpers.ROTARY.partition("    def compute_default_rope_parameters")
+    rotary = before + behind[behind.index(begun) :].replace(begun, _DYNAMIC)
+    rotary = rotary.replace('"default"', '"dynamic"')
+    rotary = rotary.replace("cached = config.max_position_embeddings", f"cached = {limit}")
+    head = "from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS\n" + rotary
+    save_odd(folder, head=head, attention=helpers.ATTENTION)
+    file, made = folder / "modeling_odd.py", "        self.theta = config.rope_theta"
+    file.write_text(file.read_text().replace(made, f"{made}\n        self.rotary = Rotary(config)"))
+    config = folder / "config.json"
+    values = json.loads(config.read_text())
+    config.write_text(
+        json.dumps(values | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}})
+    )
+    return folder
+
+
+def test_frequencies_that_a_text_beyond_all_positions_makes_anew_are_those_of_the_first(
+    tmp_path: Path,
+) -> None:
+    covered = _save_dynamic(tmp_path / "odd_dynamic", "config.max_position_embeddings")
+    earlier = _save_dynamic(tmp_path / "odd_earlier", "config.max_position_embeddings // 2")
+    found = run_apart(GENERATE, [covered, earlier])
+    assert found["odd_dynamic"].get("error") is None, found["odd_dynamic"]["error"]
+    assert found["odd_dynamic"]["worst"] < 1e-5
+    assert "changes under a condition" in found["odd_earlier"]["error"]  # texts get there

@@ -3,6 +3,8 @@ arXiv:2402.13753): both tables are there, and the largest position chooses.
 
 A cache holds keys that were turned by the one table or the other: that all tokens of a text have the
 same is seen to by what runs the model, which knows the length from the config.
+
+Beyond the number of positions, where dynamic NTK makes its table anew, no text goes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ import re
 from collections.abc import Sequence
 from copy import deepcopy
 
-from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
+from onboard.analysis.behaviour.position_fields import USUAL
+from onboard.codegen.translate.language.expressions.decisions import (
+    WrittenOut,
+    local_values,
+    of_config,
+)
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import Code
@@ -39,22 +46,45 @@ class LongTexts(Mechanism):
         located = [ast.fix_missing_locations(ast.copy_location(item, node)) for item in chosen]
         return [*located, *rest]
 
+    def decided(self, node: ast.If, frame: Frame) -> bool | None:
+        """No position is beyond the last one that the config has."""
+        match node.test:
+            case ast.Compare(left=ast.Name() as left, ops=[ast.Gt()], comparators=[limit]) if (
+                _is_of_forward(frame) and _is_length(left, frame)
+            ):
+                return False if _is_number_of_positions(limit, frame) else None
+        return None
+
+
+def _is_of_forward(frame: Frame) -> bool:
+    return frame.translator.specialised and frame.kind == "forward" and frame.cls is not None
+
+
+def _is_length(variable: ast.Name, frame: Frame) -> bool:
+    whole = WrittenOut(local_values(frame)).visit(deepcopy(variable))
+    return _LENGTH.fullmatch(ast.unparse(whole)) is not None
+
+
+def _is_number_of_positions(limit: ast.expr, frame: Frame) -> bool:
+    """Whether an attribute that a constructor sets is the config's number of positions."""
+    try:
+        field = of_config(frame.code(limit), frame)
+    except Untranslatable:
+        return False
+    return ast.unparse(field) == f"config.{USUAL}"
+
 
 def _is_asked(test: ast.expr, frame: Frame) -> bool:
     """Whether a test is that of the largest position for the length at which the config's rotary
     tables change.
     """
-    if not (frame.translator.specialised and frame.kind == "forward" and frame.cls):
-        return False
     match test:
-        case ast.Compare(left=ast.Name() as left, ops=[ast.Gt()], comparators=[right]):
-            whole = WrittenOut(local_values(frame)).visit(deepcopy(left))
-        case _:
-            return False
-    if not _LENGTH.fullmatch(ast.unparse(whole)):
-        return False
-    known, limit = length_dependent_rope(frame.translator.config.to_dict()), _limit(right, frame)
-    return known is not None and limit == known.switch_length
+        case ast.Compare(left=ast.Name() as left, ops=[ast.Gt()], comparators=[right]) if (
+            _is_of_forward(frame) and _is_length(left, frame)
+        ):
+            known = length_dependent_rope(frame.translator.config.to_dict())
+            return known is not None and _limit(right, frame) == known.switch_length
+    return False
 
 
 def _limit(expr: ast.expr, frame: Frame) -> object:
