@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import ast
+from dataclasses import dataclass, field, replace
 
-from onboard.codegen.translate.language.values import Value
+from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.values import Code, Items, Value
 
 
 @dataclass
@@ -16,3 +18,23 @@ class Env:
     def copy(self) -> Env:
         """Return an independent copy."""
         return Env(dict(self.values))
+
+    def tuples_with(self, value: Value, variable: str) -> dict[str, Value]:
+        """Return the tuples with a called part, which now gets a name, as of that name: nothing is
+        called twice, and who reads the tuple later finds as many parts.
+        """
+        if type(value) is not Code or not isinstance(value.expr, ast.Call):
+            return {}
+        if value.transposed or value.masked:
+            return {}
+        named = replace(value, expr=name(variable))
+        tuples = {
+            key: each.mapped(lambda part: named if part is value else part)
+            for key, each in self.values.items()
+            if isinstance(each, Items) and key != variable and any(p is value for p in each.items)
+        }
+        return {
+            key: each
+            for key, each in tuples.items()
+            if all(part is named or not part.mentions(variable) for part in each.parts())
+        }

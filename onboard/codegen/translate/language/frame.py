@@ -8,7 +8,7 @@ model, `Mechanism` what modeling code has besides plain Python.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -143,8 +143,10 @@ class Frame:
     def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
         """Assign a value to a local variable; run-time values leave an assignment behind."""
         stays = isinstance(value, Code) and ast.unparse(value.expr) == variable
+        specialised = self.translator.specialised
+        tuples = self.env.tuples_with(value, variable) if specialised else {}
         if not stays:
-            self.protect(variable, origin)
+            self.protect(variable, origin, tuples)
         if isinstance(value, Code) and not value.masked:
             if not stays:
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
@@ -152,7 +154,7 @@ class Frame:
         if isinstance(value, Instance) and self._is_made_once(value):
             self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
             value = replace(value, expr=name(variable))
-        if isinstance(value, Items) and self.translator.specialised:
+        if isinstance(value, Items) and specialised:
             value = value.mapped(self.settle)  # a loop may read them many times
         if isinstance(value, Mapping):
             value = Mapping(
@@ -161,7 +163,7 @@ class Frame:
                     for key, item in value.items.items()
                 }
             )
-        self.env.values[variable] = value
+        self.env.values |= {**tuples, variable: value}
 
     def _is_made_once(self, module: Instance) -> bool:
         """Whether a constructor makes a module that others of it may share, outside of any loop, or
@@ -200,12 +202,10 @@ class Frame:
             if item not in taken
         )
 
-    def protect(self, variable: str, origin: ast.AST | None) -> None:
-        """Save the old value of `variable` where tuples or dicts in other variables still mean
-        it.
-        """
+    def protect(self, variable: str, origin: ast.AST | None, but: Collection[str] = ()) -> None:
+        """Save the old value of `variable` where tuples or dicts of others, `but` some, mean it."""
         for key, value in list(self.env.values.items()):
-            if key != variable and value.lazy and value.mentions(variable):
+            if key not in (variable, *but) and value.lazy and value.mentions(variable):
                 if key.isidentifier() and _is_computed(value, variable):
                     self.emit(ast.Assign([name(key, store=True)], value.code()), origin)
                     self.env.values[key] = Code(name(key))

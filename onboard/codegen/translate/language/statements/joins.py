@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
 
 from onboard.codegen.translate.language.env import Env
@@ -24,9 +25,11 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
 )
 from onboard.codegen.translate.language.values import (
+    NONE,
     Code,
     Known,
     Mapping,
+    Output,
     Unread,
     Value,
 )
@@ -112,6 +115,19 @@ def note_conditional(one: Env, other: Env, frame: Frame) -> None:
         )
 
 
+def _joined_outputs(
+    key: str, sides: Sequence[tuple[Output, list[ast.stmt]]], frame: Frame
+) -> Output:
+    """Return an output each of whose fields is what either side has put there, if only None."""
+    (first, _), *_ = sides
+    fields = {}
+    for attr in dict.fromkeys(attr for output, _ in sides for attr in output.fields):
+        values = [(output.fields.get(attr, NONE), side) for output, side in sides]
+        same = all(value.equals(values[0][0]) for value, _ in values)
+        fields[attr] = values[0][0] if same else _joined(f"{key}_{attr}", values, frame)
+    return replace(first, fields=fields)
+
+
 def _joined(key: str, sides: Sides, frame: Frame) -> Value:
     values = [value for value, _ in sides]
     if (known_as := frame.mechanisms.joined(sides)) is not None:
@@ -123,6 +139,9 @@ def _joined(key: str, sides: Sides, frame: Frame) -> Value:
             return Mapping(merged)
     if (mask := joined_masks(*values)) is not None:
         return mask
+    outputs = [(value, side) for value, side in sides if isinstance(value, Output)]
+    if len(outputs) == len(sides) and "." not in key:
+        return _joined_outputs(key, outputs, frame)
     if unread := [value for value in values if isinstance(value, Unread)]:
         return unread[0]
     modules = [value for value in values if isinstance(value, Instance)]
