@@ -135,6 +135,7 @@ def shrink_sizes(
     _shrink_random_blocks(values)
     values |= _lower_limits(values)
     values |= few_experts(values)
+    values |= _shares(values, full, native["intermediate_size"])
     shrink_mixers(values, full)
 
 
@@ -276,6 +277,24 @@ def _sections(sections: list[int], channels: int) -> list[int]:
     """Share `channels` out in the ratio of `sections`; what is left over goes to the first."""
     shares = [section * channels // sum(sections) for section in sections]
     return [shares[0] + channels - sum(shares), *shares[1:]]
+
+
+def _shares(values: Mapping[str, Any], full: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the lists, each of a layer, of sizes that a size is shared out to, experts' say, that go
+    on making it up; as many of each as there are experts.
+    """
+    counts = {
+        whole: values[key]
+        for key, whole in full.items()
+        if _is_size(whole) and _is_size(values.get(key)) and key.endswith("experts")
+    }
+    return {
+        key: [_sections(row[: counts.get(len(row), len(row))], values[name]) for row in rows]
+        for key, rows in full.items()
+        if isinstance(rows, list | tuple) and rows and _is_size(full.get(name))
+        if all(isinstance(row, list | tuple) and all(map(_is_size, row)) for row in rows)
+        if all(sum(row) == full[name] for row in rows)
+    }
 
 
 def _shrink_axes(values: dict[str, Any]) -> None:

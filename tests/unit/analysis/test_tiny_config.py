@@ -328,3 +328,22 @@ def test_a_table_of_sizes_inside_a_config_has_few_words() -> None:
     assert values["model"] == inside | {"vocab_size": VOCABULARY}
     assert values["tokens"] == {"a": 1}
     assert full["model"] == inside
+
+
+@pytest.mark.parametrize("count", [8, 24])
+def test_sizes_of_experts_go_on_making_up_the_width(count: int) -> None:
+    """As many as there are experts in small."""
+    row = [40, *[16] * (count - 2), 8]
+    values: dict[str, Any] = {
+        "intermediate_size": sum(row),
+        "num_experts": count,
+        "size_experts": [row] * 3,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+    }
+    full = dict(values)
+    shrink_sizes(values, full, {})
+    for small in values["size_experts"]:
+        assert sum(small) == values["intermediate_size"]
+        assert len(small) == values["num_experts"]
+        assert min(small) > 0
