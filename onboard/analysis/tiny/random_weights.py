@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 _NORM = 0.7
+_DRAWN = "drawn_buffers"
 
 
 def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
@@ -16,9 +19,11 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
     decay and their step from vectors through exp and softplus: with 0.7 they forget within a few
     tokens, with a negative center they remember for long. Norms of another size would let rounding
     errors grow from layer to layer. Tables that the model works out for itself (decays by distance)
-    stay: with other numbers it would not be the model that it is.
+    stay: with other numbers it would not be the model that it is; those that it draws
+    (`note_drawn`) do not.
     """
     tables = {name for name, buffer in model.named_buffers() if is_table(buffer)}
+    tables -= vars(model).get(_DRAWN, frozenset())
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -28,6 +33,26 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
                 scale, shift = (wide**-0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
     fill_integers(model, generator)
+
+
+def note_drawn(model: nn.Module, make: Callable[[], nn.Module]) -> None:
+    """Note at a model which of its buffers a constructor fills at random, as some fill embeddings:
+    `make` returns a model made alike, in which they are others.
+    """
+    state = model.state_dict()
+    tables = {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in state and buffer.is_floating_point() and buffer.dim() > 1 and is_table(buffer)
+    }
+    if tables:
+        others = dict(make().named_buffers())
+        drawn = {name for name, buffer in tables.items() if not _alike(buffer, others[name])}
+        vars(model)[_DRAWN] = frozenset(drawn)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, equal_nan=True)
 
 
 def fill_integers(model: nn.Module, generator: torch.Generator) -> None:

@@ -5,6 +5,7 @@ at.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers import PretrainedConfig
 from onboard.analysis import repository
 from onboard.analysis.behaviour.code_numbers import code_of, literals
 from onboard.analysis.tiny.own_failures import refuse_own_code
-from onboard.analysis.tiny.random_weights import randomize
+from onboard.analysis.tiny.random_weights import note_drawn, randomize
 from onboard.analysis.tiny.tiny_config import (
     KEPT_HEADS,
     KEPT_LAYERS,
@@ -155,6 +156,9 @@ def build_small(
     try:
         given = {"attn_implementation": attention} if attention else {}
         model = build_reference(small, dtype=torch.float32, **given)
+        if repository.is_installed(small.model_type):
+            again = partial(build_reference, copy.deepcopy(before), dtype=torch.float32, **given)
+            note_drawn(model, again)
     except OnboardError:
         raise
     except Exception as error:
