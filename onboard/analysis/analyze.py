@@ -20,6 +20,7 @@ from onboard.analysis.behaviour.apart import (
     check_causality,
     check_mask,
     check_repeats,
+    looks_ahead,
     runs_fresh,
 )
 from onboard.analysis.behaviour.cache_probe import cache_notes
@@ -106,7 +107,7 @@ def analyze(
     except OnboardError:
         raise
     except Exception as error:
-        raise OnboardError(f"{_failing(full)}: {one_line(error)}") from error
+        raise _failure(full, tiny, error) from error
     try:
         code = _repository(config, config_dir, full)
         spec = _spec(config, full, tiny, recordings, model, revision, code)
@@ -156,12 +157,20 @@ def _made_anew(full: PretrainedConfig) -> nn.Module:
     return build_small(tiny_config(full))
 
 
-def _failing(full: PretrainedConfig) -> str:
-    """Return what to say of a small model that fails on some text."""
-    fresh = partial(_made_anew, full)
-    if repository.is_installed(full.model_type) and runs_fresh(fresh, vocabulary(fresh())):
-        return "the model's own code keeps what it computed of a text, and fails on the next one"
-    return f"a small {full.model_type} model does not run"
+def _failure(full: PretrainedConfig, tiny: nn.Module, error: Exception) -> OnboardError:
+    """Return what to say of a small model that fails on some text, or with a mask: of one that runs
+    without, and looks ahead, that.
+    """
+    fresh, said = partial(_made_anew, full), one_line(error)
+    if not repository.is_installed(full.model_type):
+        return OnboardError(f"a small {full.model_type} model does not run: {said}")
+    if runs_fresh(fresh, vocabulary(fresh())):
+        return OnboardError(
+            f"the model's own code keeps what it computed of a text, and fails on the next one: {said}"
+        )
+    return looks_ahead(tiny) or OnboardError(
+        f"a small {full.model_type} model does not run: {said}"
+    )
 
 
 def _left_out(model: nn.Module) -> list[str]:

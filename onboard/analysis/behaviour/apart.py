@@ -45,6 +45,17 @@ def check_causality(model: nn.Module) -> None:
         )
 
 
+def looks_ahead(model: nn.Module) -> NotCausalError | None:
+    """Return what `check_causality` raises of a model that may not run."""
+    try:
+        check_causality(model)
+    except NotCausalError as error:
+        return error
+    except Exception:  # whatever a model's own code raises
+        return None
+    return None
+
+
 @torch.no_grad()
 def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> float:
     """Return how far tokens change the logits of those before them: the largest rmse ratio of any

@@ -30,6 +30,7 @@ from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.errors import NotCausalError, OnboardError
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.inputs.tiny_checkpoint import is_causal, make_checkpoint
+from tests.support.odd_code import ATTENTION, GENERATE, run_apart, save_odd
 
 LENGTH = 9
 
@@ -75,6 +76,24 @@ def test_a_mask_of_ones_is_as_good_as_none() -> None:
     check_mask(Peeking(3, 6))
     with pytest.raises(OnboardError, match="with an attention_mask of ones than with none"):
         check_mask(Masked(3, 6))
+
+
+_SEEING = ATTENTION.replace('scores = scores.masked_fill(mask, float("-inf"))', "")
+_NO_MASK = "return CausalLMOutputWithPast("
+_PLAIN_MASK = f"assert attention_mask is None or attention_mask.dim() == 4\n        {_NO_MASK}"
+
+
+@pytest.mark.parametrize(
+    ("attention", "reason"),
+    [(_SEEING, "NotCausalError"), (ATTENTION, "does not run: AssertionError")],
+)
+def test_of_code_that_takes_no_such_mask_and_looks_ahead_the_latter_is_said(
+    tmp_path: Path, attention: str, reason: str
+) -> None:
+    folder = save_odd(tmp_path / "odd_masked", attention=attention)
+    file = folder / "modeling_odd.py"
+    file.write_text(file.read_text().replace(_NO_MASK, _PLAIN_MASK))
+    assert reason in run_apart(GENERATE, [folder])["odd_masked"]["error"]
 
 
 def test_code_that_leaves_out_what_eager_attention_has_is_refused() -> None:
