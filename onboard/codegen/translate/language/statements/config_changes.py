@@ -50,8 +50,8 @@ def is_own_config(owner: ast.expr, frame: Frame) -> bool:
 
 
 def change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> None:
-    """Note what the model's constructor makes of the config before it makes anything of it; the
-    generated file's config stays as it is.
+    """Note what the model's constructor makes of the config before it makes anything of it, or what
+    any constructor puts there that the config has not; the generated file's config stays as it is.
     """
     program = frame.translator
     own = frame.cls is not None and frame.cls.cls is type(program.model)
@@ -67,11 +67,23 @@ def change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> No
     if value.is_static and _is_read_here_alone(attr, frame):
         frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
         return
-    if not isinstance(value, Known) or not own or made:
+    if not isinstance(value, Known) or not (own and not made or _is_new(attr, frame)):
         raise Untranslatable(f"an assignment to config.{attr} once modules are made of the config")
     if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):
         raise Untranslatable(f"config.{attr}, which is changed twice")
     frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
+
+
+def _is_new(attr: str, frame: Frame) -> bool:
+    """Whether a constructor, whatever its config says, gives it a field that it has not and that no
+    code asks for by a text: what is made before reads none of that name, for it would fail.
+    """
+    if frame.branches or frame.loops or not frame.translator.specialised:
+        return False
+    files = sources_of(frame.translator.model)
+    nodes = (node for file in files for node in ast.walk(file.tree))
+    asked = any(isinstance(node, ast.Constant) and node.value == attr for node in nodes)
+    return not asked and not hasattr(frame.translator.config, attr)
 
 
 def _is_read_here_alone(attr: str, frame: Frame) -> bool:
