@@ -202,7 +202,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return _mapping_method(owner, attr, _by_name(args, frame), frame)
         case Output() if attr == "__setitem__":
             return _set_field(owner, *args.positional, frame=frame)
-        case ModuleTable() if listed := table_method(owner, attr):
+        case ModuleTable() if listed := table_method(owner, attr, args, frame):
             return listed
         case ModuleList() if (method := own_method(owner, attr)) is not None:
             return frame.translator.call_closure(method, args, frame)

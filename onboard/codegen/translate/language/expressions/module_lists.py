@@ -26,7 +26,7 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.trees.list_constructors import items_of_list
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
-from onboard.codegen.translate.language.values import Code, Items, Known, Mapping, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
 _MODULE = "_called_module"
 Row = ModuleList | ModuleTable
@@ -88,13 +88,33 @@ def module_table(expr: ast.expr, args: Args) -> ModuleTable | None:
     return None
 
 
-def table_method(owner: ModuleTable, attr: str) -> Items | None:
-    """Return what `keys`, `values` or `items` of an nn.ModuleDict gives."""
+def table_method(owner: ModuleTable, attr: str, args: Args, frame: Frame) -> Value | None:
+    """Return what `keys`, `values` or `items` of an nn.ModuleDict gives, or `update`, which adds to
+    it.
+    """
+    if attr == "update":
+        return NONE if _grown(owner, args, frame) else None
     pairs = [Items((Known(key), owner.entry(key))) for key in owner.entries]
     if attr == "items":
         return Items(tuple(pairs))
     place = {"keys": 0, "values": 1}.get(attr)
     return None if place is None else Items(tuple(pair.items[place] for pair in pairs))
+
+
+def _grown(owner: ModuleTable, args: Args, frame: Frame) -> bool:
+    """Execute `modules.update({"key": module, ...})` of a constructor's nn.ModuleDict; return whether
+    it was one.
+    """
+    more = module_table(owner.expr, args)
+    places = [key for key, value in frame.env.values.items() if value is owner]
+    if more is None or frame.kind != "init" or len(places) != 1:
+        return False
+    path = ast.parse(places[0], mode="eval").body
+    for key, module in more.entries.items():
+        place = ast.Subscript(path, ast.Constant(key), ast.Store())
+        frame.emit(ast.Assign([place], module.code()))
+    frame.env.values[places[0]] = replace(owner, entries={**owner.entries, **more.entries})
+    return True
 
 
 def module_copy(args: Args, frame: Frame) -> Value | None:
