@@ -230,6 +230,12 @@ def _complex(cos: ast.expr, sin: ast.expr, frequencies: str) -> ast.expr:
     )
 
 
+def _has_flags(args: Args, flags: tuple[bool, ...]) -> bool:
+    """Whether positional arguments have these truth values, and no others."""
+    known = (value.value for value in args.positional if isinstance(value, Known))
+    return tuple(value for value in known if type(value) is bool) == flags
+
+
 def _is_dispatch(owner: Value) -> bool:
     return isinstance(owner, Global) and isinstance(owner.obj, HFAttentionInterface)
 
@@ -249,6 +255,8 @@ class CanonicalOps(Mechanism):
             return Instance((norm,), plain_call(name(function.__name__), args).expr)
         found = frame.translator.findings
         if not inspect.isfunction(function) or function.__name__ not in found.ropes:
+            return None
+        if not _has_flags(args, found.rope_flags.get(function.__name__, ())):
             return None
         dims = found.rope_dims.get(function.__name__), found.rope_tables.get(function.__name__)
         half = function.__name__ in found.half_ropes
