@@ -252,7 +252,8 @@ class CanonicalOps(Mechanism):
         if function in NORMS and args.positional and not isinstance(args.positional[0], Items):
             frame.translator.own_norms.add(function.__name__)
             norm = Made(function, {"canonical": Known(True)})
-            return Instance((norm,), plain_call(name(function.__name__), args).expr)
+            given = args.anywhere() if frame.translator.specialised else args
+            return Instance((norm,), plain_call(name(function.__name__), given).expr)
         found = frame.translator.findings
         if not inspect.isfunction(function) or function.__name__ not in found.ropes:
             return None
