@@ -132,6 +132,8 @@ class RopeParameters(Parameters):
     """Of these, sin comes before cos."""
     uncalled: bool = False
     """Only another config's model calls it."""
+    flags: tuple[bool, ...] = ()
+    """The truth values behind the tensors with which it does."""
 
 
 class Rope(AnyBlock):

@@ -48,6 +48,7 @@ def findings_of(spec: ModelSpec) -> Findings:
         rope_frequencies={
             key: found.frequencies for key, found in ropes.items() if found.frequencies is not None
         },
+        rope_flags={key: found.flags for key, found in ropes.items()},
         single_ropes={key: found for key, found in turns.items() if found.single},
         scans={
             block.class_name: block.parameters.op for block in blocks if isinstance(block, Scan)

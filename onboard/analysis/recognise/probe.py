@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -228,7 +228,14 @@ def is_doubled(output: Any) -> bool:
 def probe_rope(call: FunctionCall) -> Finding | None:
     """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin;
     or, to these or to [batch, seq, heads, dim], given complex numbers; or to one of them.
+
+    Of one that takes truth values, too, it is said for those that it was given.
     """
+    if call.flags:
+        found = probe_rope(replace(call, flags=()))
+        if found is None or found.parameters.get("single"):
+            return None
+        return replace(found, parameters=found.parameters | {"flags": call.flags})
     if len(call.arguments) == 3 and len(call.outputs) == 1:
         x, first, second = call.arguments
         return _single_rope(x, first, second, call.outputs[0])

@@ -50,7 +50,7 @@ class AttentionCall:
 
 @dataclass
 class FunctionCall:
-    """One call of a function of the modeling file with tensors only."""
+    """One call of a function of the modeling file with tensors only, or truth values behind them."""
 
     name: str
     arguments: list[torch.Tensor]
@@ -59,6 +59,8 @@ class FunctionCall:
     """The name of the module that defines it."""
     called: bool = True
     """The model calls it; False: it was tried alone."""
+    flags: tuple[bool, ...] = ()
+    """The truth values that it was given behind the tensors."""
 
 
 @dataclass
@@ -316,10 +318,13 @@ def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> 
         outputs = function(*args, **kwargs)
         recording.helpers.append(HelperCall(name, function, _bound(function, args, kwargs)))
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        flags = args[len(tensors) :]
         results = outputs if isinstance(outputs, tuple) else (outputs,)
-        if len(tensors) == len(args) and all(isinstance(o, torch.Tensor) for o in results):
+        if all(type(item) is bool for item in flags) and all(
+            isinstance(o, torch.Tensor) for o in results
+        ):
             recording.functions.append(
-                FunctionCall(name, tensors, list(results), function.__module__)
+                FunctionCall(name, tensors, list(results), function.__module__, flags=flags)
             )
         return outputs
 

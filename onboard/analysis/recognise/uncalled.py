@@ -8,6 +8,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def with_uncalled(
             if (call.module, name) not in tried and (
                 outputs := _outputs(function, call)
             ) is not None:
-                yield FunctionCall(name, call.arguments, outputs, call.module, called=False)
+                yield replace(call, name=name, outputs=outputs, called=False)
             tried.add((call.module, name))
 
 
@@ -64,7 +65,7 @@ def _outputs(function: Callable[..., Any], call: FunctionCall) -> list[torch.Ten
     """Return what a function gives for a call's arguments; None for anything else than tensors."""
     try:
         with torch.no_grad():
-            found = function(*(argument.clone() for argument in call.arguments))
+            found = function(*(argument.clone() for argument in call.arguments), *call.flags)
     except REFUSED:  # it is not made for these
         return None
     outputs = list(found) if isinstance(found, tuple) else [found]

@@ -182,6 +182,17 @@ def test_rope_by_tables_with_each_frequency_once() -> None:
         assert (finding and finding.parameters) == found
 
 
+def test_rope_of_a_function_that_takes_truth_values_besides() -> None:
+    q, k, angles = torch.randn(2, 4, 5, 8), torch.randn(2, 1, 5, 8), torch.randn(2, 5, 4).double()
+    outputs = [_rotate(x, angles, interleaved=False) for x in (q, k)]
+    table = torch.cat((angles, angles), -1)
+    given = [q, k, table.cos().float(), table.sin().float()]
+    finding = probe_rope(FunctionCall("rope", given, outputs, flags=(False,)))
+    op = "torch_rope_with_explicit_cos_sin"
+    assert finding is not None
+    assert finding.parameters == {"op": op, "flags": (False,)}
+
+
 @pytest.mark.parametrize("sin_first", [False, True])
 @pytest.mark.parametrize("dim", [1, 2])
 def test_rope_of_one_tensor(dim: int, sin_first: bool) -> None:

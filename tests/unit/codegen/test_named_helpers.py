@@ -100,3 +100,71 @@ return self.down(y.flatten(2) * self.up(x))
     found = run_apart(GENERATE, [folder])["odd_worked_out"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5
+
+
+_FLAGGED = """
+try:
+    from flash_attn import flash_attn_func
+    fast = True
+except Exception:
+    fast = False
+
+
+class Rotary(nn.Module):
+    def __init__(self, size, longest, theta):
+        super().__init__()
+        self.longest = longest
+        inv = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+        angles = torch.einsum("i,j->ij", torch.arange(longest).float(), inv)
+        angles = torch.cat((angles, angles), dim=-1)
+        self.register_buffer("cos_cached", angles.cos()[None, None, :, :], persistent=False)
+        self.register_buffer("sin_cached", angles.sin()[None, None, :, :], persistent=False)
+
+    def forward(self, x, seq_len=None):
+        return self.cos_cached[:, :, :seq_len, ...], self.sin_cached[:, :, :seq_len, ...]
+
+
+def halves_turned(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def turn(q, k, cos, sin, position_ids, heads_last):
+    heads = 2 if heads_last else 1
+    cos = cos.squeeze(1).squeeze(0)[position_ids].unsqueeze(heads)
+    sin = sin.squeeze(1).squeeze(0)[position_ids].unsqueeze(heads)
+    return q * cos + halves_turned(q) * sin, k * cos + halves_turned(k) * sin
+
+"""
+_TURNED = """
+b, t, _ = x.shape
+q, k, v = self.qkv(x).chunk(3, dim=-1)
+q = q.view(b, t, self.heads, self.size)
+k = k.view(b, t, self.heads, self.size)
+v = v.view(b, t, self.heads, self.size)
+if not fast:
+    q = q.transpose(1, 2)
+    k = k.transpose(1, 2)
+    v = v.transpose(1, 2)
+cos, sin = self.rotary(v, seq_len=t)
+q, k = turn(q, k, cos, sin, position_ids, fast)
+scores = q @ k.transpose(2, 3) / math.sqrt(self.size)
+mask = torch.triu(torch.ones(t, t, dtype=torch.bool, device=x.device), diagonal=1)
+scores = scores.masked_fill(mask, float("-inf"))
+y = F.softmax(scores, dim=-1) @ v
+return self.out(y.transpose(1, 2).reshape(b, t, -1))
+"""
+
+
+def test_a_rotation_that_is_told_how_heads_lie(tmp_path: Path) -> None:
+    folder = save_odd(tmp_path / "odd_told", head=_FLAGGED, attention=_TURNED)
+    file = folder / "modeling_odd.py"
+    made = "        self.theta = config.rope_theta"
+    rotary = "Rotary(self.size, config.max_position_embeddings, config.rope_theta)"
+    text = file.read_text().replace(made, f"{made}\n        self.rotary = {rotary}")
+    file.write_text(text)
+    found = run_apart(GENERATE, [folder])["odd_told"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
+    assert "torch_rope_with_explicit_cos_sin" in found["text"]
+    assert not found["recorded"]

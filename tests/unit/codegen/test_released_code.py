@@ -55,6 +55,15 @@ def test_a_global_function_that_a_constructor_only_reads_makes_its_layers(
         torch.testing.assert_close(ours(x), ours.proj(x) * ours.decay)
 
 
+def test_a_norm_is_where_the_model_is_too(translate: Translate) -> None:
+    text = MAKERS.replace("MAKER", "without_memory")
+    text = text.replace(
+        "nn.Linear, config.size, config.size, bias=False", "nn.LayerNorm, 4, eps=0.1"
+    )
+    _, init, _ = translate(text, {"size": 4}, specialised=True)
+    assert "self.proj = LayerNorm(4, eps=0.1)" in init
+
+
 KINDS = """
 class Scaled(nn.Module):
     def __init__(self, config):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onboard.codegen.translate.language.values import Code, Known, Value
 
-PLACES = ("device", "dtype")
-"""Arguments of the constructors of torch's modules that say where a module is, and in which dtype."""
+_PLACES = ("device", "dtype")
 
 
 @dataclass
@@ -30,6 +29,11 @@ class Args:
         return all(
             isinstance(value, Known) for value in (*self.positional, *self.keywords.values())
         )
+
+    def anywhere(self) -> Args:
+        """Return those of a module's constructor without where it is, and in which dtype."""
+        kept = {key: item for key, item in self.keywords.items() if key not in _PLACES}
+        return replace(self, keywords=kept)
 
     def code(self) -> tuple[list[ast.expr], list[ast.keyword]]:
         """Return the arguments as code."""

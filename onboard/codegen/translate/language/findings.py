@@ -55,6 +55,8 @@ class Findings:
     """Functions that apply RoPE whose tables have each frequency once."""
     rope_frequencies: Mapping[str, str] = field(default_factory=dict)
     """Function that turns neighbouring channels -> where its tables have the two of a frequency."""
+    rope_flags: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    """Function that applies RoPE -> the truth values behind the tensors with which it does."""
     single_ropes: Mapping[str, RopeParameters] = field(default_factory=dict)
     """Function that applies RoPE to one tensor -> the op that does so to two, and how."""
     scans: Mapping[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from transformers.utils import is_torch_fx_proxy, is_torchdynamo_compiling
 
 from onboard.analysis.source import gives_its_input, plain_class
 from onboard.codegen.translate.language import config_values
-from onboard.codegen.translate.language.args import PLACES, Args, is_static_call, plain_call
+from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
 from onboard.codegen.translate.language.config_methods import call_config
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
@@ -409,8 +409,7 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
     if frame.translator.specialised:  # who builds a model says where it is, and in which dtype
-        kept = {key: item for key, item in args.keywords.items() if key not in PLACES}
-        args = replace(args, keywords=kept)
+        args = args.anywhere()
     return Instance((Made(cls),), plain_call(expr, args).expr)
 
 

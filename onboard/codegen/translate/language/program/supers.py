@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch import nn
 
 from onboard.analysis.source import find_method, module_source
-from onboard.codegen.translate.language.args import PLACES, Args, plain_call
+from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.forms import POSITIONS, ROWS
 from onboard.codegen.translate.language.frame import Frame, Program
@@ -48,8 +48,7 @@ def call_super(
         args if base.__module__.startswith("torch.") and base is not nn.Module else Args([], {}, [])
     )
     if translator.specialised:  # who builds a model says where it is, and in which dtype
-        kept = {key: item for key, item in arguments.keywords.items() if key not in PLACES}
-        arguments = replace(arguments, keywords=kept)
+        arguments = arguments.anywhere()
     frame.emit(ast.Expr(plain_call(attribute(call(name("super")), "__init__"), arguments).expr))
     configs = [value for value in args.positional if isinstance(value, Config)]
     if configs and base.__module__ == "transformers.modeling_utils":

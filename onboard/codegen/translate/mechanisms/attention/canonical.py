@@ -230,6 +230,12 @@ def _complex(cos: ast.expr, sin: ast.expr, frequencies: str) -> ast.expr:
     )
 
 
+def _has_flags(args: Args, flags: tuple[bool, ...]) -> bool:
+    """Whether positional arguments have these truth values, and no others."""
+    known = (value.value for value in args.positional if isinstance(value, Known))
+    return tuple(value for value in known if type(value) is bool) == flags
+
+
 def _is_dispatch(owner: Value) -> bool:
     return isinstance(owner, Global) and isinstance(owner.obj, HFAttentionInterface)
 
@@ -246,9 +252,12 @@ class CanonicalOps(Mechanism):
         if function in NORMS and args.positional and not isinstance(args.positional[0], Items):
             frame.translator.own_norms.add(function.__name__)
             norm = Made(function, {"canonical": Known(True)})
-            return Instance((norm,), plain_call(name(function.__name__), args).expr)
+            given = args.anywhere() if frame.translator.specialised else args
+            return Instance((norm,), plain_call(name(function.__name__), given).expr)
         found = frame.translator.findings
         if not inspect.isfunction(function) or function.__name__ not in found.ropes:
+            return None
+        if not _has_flags(args, found.rope_flags.get(function.__name__, ())):
             return None
         dims = found.rope_dims.get(function.__name__), found.rope_tables.get(function.__name__)
         half = function.__name__ in found.half_ropes
