@@ -39,8 +39,8 @@ def parts_made(config_class: type, text: str) -> list[type[PretrainedConfig]]:
 
 def unread_fields(config_class: type) -> set[str]:
     """Return the private fields, as `self._field`, that a class sets and does not read, or that say
-    which attention transformers takes: they tell transformers something, as the model type does.
-    Tables of names are for the model, as are arguments under their own names.
+    which attention transformers takes: they tell transformers something, as the model type does,
+    and its version. Tables of names are for the model, as are arguments under their own names.
     """
     fields = [
         node
@@ -59,7 +59,7 @@ def unread_fields(config_class: type) -> set[str]:
     }
     told = {node.attr for node in fields if f"{node.attr}_".startswith(f"{OF_ATTENTION}_")}
     unread = {ast.unparse(node) for node in fields if node.attr not in read or node.attr in told}
-    return unread | {"self.model_type"}
+    return unread | {"self.model_type", "self.transformers_version"}
 
 
 def _is_for_the_model(field: str, value: ast.expr) -> bool:

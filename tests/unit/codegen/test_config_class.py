@@ -437,6 +437,7 @@ def test_a_branch_that_cannot_be_written_refuses_the_configs_that_take_it(
         "self._attn_implementation = 'eager'",
         "self._attn_implementation = 'eager'; print('size', size)",
         "self.model_type = 'that'",
+        "self.transformers_version = kwargs.pop('transformers_version', None)",
         "try: import no_such_kernels; self._attn_implementation = 'kernels'\n        except: pass",
     ],
 )
@@ -444,6 +445,7 @@ def test_private_fields_that_nothing_reads_are_left_out(make: Any, extra: str) -
     text = plain_config_class(make(extra))
     assert "_attn_implementation" not in text
     assert "self.model_type" not in text
+    assert "self.transformers_version" not in text
     assert "self.n_layer" in text
 
 

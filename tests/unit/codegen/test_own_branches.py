@@ -410,6 +410,13 @@ def test_functions_are_those_that_were_defined(size: int, translate: Translate) 
 
 
 FILLED_IN = """
+class Config:
+    attribute_map = {}
+
+    def __init__(self, **values):
+        vars(self).update(values)
+
+
 class Toy(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -422,7 +429,9 @@ class Toy(nn.Module):
 """
 
 
-@pytest.mark.parametrize("field", ["config.scale", "config.part.scale"])
+@pytest.mark.parametrize(
+    "field", ["config.scale", "config.part.scale", "getattr(config, 'scale', None)"]
+)
 @pytest.mark.parametrize("given", [None, 7.0])
 def test_what_a_constructor_fills_in_is_asked_for_before(
     field: str, given: float | None, translate: Translate

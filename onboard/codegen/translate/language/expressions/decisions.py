@@ -303,14 +303,20 @@ class _AsSet(ast.NodeTransformer):
         for statement in statements:
             match statement:
                 case ast.Assign(targets=[ast.Attribute() as target], value=value):
-                    of_config = ast.unparse(value).startswith("config.")
-                    chain = isinstance(value, ast.Attribute) and of_config
                     own = attribute(target.value, target.attr)  # read, not assigned
-                    self.fields[ast.unparse(target)] = value if chain else own
+                    self.fields[ast.unparse(target)] = value if _is_field(value) else own
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """Write its value."""
         return deepcopy(self.fields.get(ast.unparse(node), node))
+
+
+def _is_field(value: ast.expr) -> bool:
+    """Whether a value is a field of the config, or what `getattr` finds for one."""
+    match value:
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(), *_]):
+            return is_of_config(value) and "self" not in ast.unparse(value)
+    return isinstance(value, ast.Attribute) and ast.unparse(value).startswith("config.")
 
 
 def of_config(test: ast.expr, frame: Frame) -> ast.expr:

@@ -203,6 +203,14 @@ def keeps_heads(index: ast.expr) -> bool:
     )
 
 
+def _is_behind_heads(index: ast.expr) -> bool:
+    """Whether an index, `..., queries, keys`, is of a bias's last dimensions alone."""
+    match index:
+        case ast.Tuple(elts=[ast.Constant(value=value), *last]) if value is ...:
+            return len(last) <= 2 and all(map(_is_plain_slice, last))
+    return False
+
+
 def _is_whole(heads: ast.expr | None) -> bool:
     """Whether an index takes all heads: it has no bounds, or ends with a number of the module's."""
     if not isinstance(heads, ast.Slice):
@@ -238,7 +246,8 @@ class PositionBiases(Mechanism):
 
     def subscript(self, owner: Value, index: ast.expr, frame: Frame) -> Value | None:
         """A bias of fewer keys."""
-        return owner if isinstance(owner, KeyBias) and keeps_heads(index) else None
+        kept = keeps_heads(index) or _is_behind_heads(index)
+        return owner if isinstance(owner, KeyBias) and kept else None
 
     def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
         """Slopes times keys, biases times numbers."""
