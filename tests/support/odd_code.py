@@ -182,6 +182,14 @@ def save_odd(folder: Path, **bodies: str) -> Path:
     return folder
 
 
+def with_rotary(folder: Path, made: str = "Rotary(config)") -> Path:
+    """Let attention make a rotary embedding of its own, `made`; return the folder."""
+    file, behind = folder / "modeling_odd.py", "        self.theta = config.rope_theta"
+    text = file.read_text()
+    file.write_text(text.replace(behind, f"{behind}\n        self.rotary = {made}"))
+    return folder
+
+
 GENERATE = """
 import json, sys
 from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.odd_code import GENERATE, run_apart, save_odd
+from tests.support.odd_code import GENERATE, run_apart, save_odd, with_rotary
 
 _HEAD = """
 watched = lambda _: None
@@ -69,11 +69,7 @@ def test_a_lambda_of_the_module_is_a_function(tmp_path: Path) -> None:
 
 def test_default_frequencies_that_take_a_kind_of_layer_which_none_has(tmp_path: Path) -> None:
     head = "from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS\n" + ROTARY
-    folder = save_odd(tmp_path / "odd_rope", head=head, attention=ATTENTION)
-    file = folder / "modeling_odd.py"
-    made = "        self.theta = config.rope_theta"
-    text = file.read_text().replace(made, f"{made}\n        self.rotary = Rotary(config)")
-    file.write_text(text)
+    folder = with_rotary(save_odd(tmp_path / "odd_rope", head=head, attention=ATTENTION))
     found = run_apart(GENERATE, [folder])["odd_rope"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5
@@ -158,11 +154,7 @@ return self.out(y.transpose(1, 2).reshape(b, t, -1))
 
 def test_a_rotation_that_is_told_how_heads_lie(tmp_path: Path) -> None:
     folder = save_odd(tmp_path / "odd_told", head=_FLAGGED, attention=_TURNED)
-    file = folder / "modeling_odd.py"
-    made = "        self.theta = config.rope_theta"
-    rotary = "Rotary(self.size, config.max_position_embeddings, config.rope_theta)"
-    text = file.read_text().replace(made, f"{made}\n        self.rotary = {rotary}")
-    file.write_text(text)
+    with_rotary(folder, "Rotary(self.size, config.max_position_embeddings, config.rope_theta)")
     found = run_apart(GENERATE, [folder])["odd_told"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5

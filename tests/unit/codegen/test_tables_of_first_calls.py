@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.odd_code import GENERATE, run_apart, save_odd
+from tests.support.odd_code import GENERATE, run_apart, save_odd, with_rotary
 from tests.unit.codegen import test_named_helpers as helpers
 from tests.unit.codegen.test_wrapped_models import ATTENTION
 
@@ -81,9 +81,7 @@ def _save_dynamic(folder: Path, limit: str) -> Path:
     rotary = rotary.replace('"default"', '"dynamic"')
     rotary = rotary.replace("cached = config.max_position_embeddings", f"cached = {limit}")
     head = "from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS\n" + rotary
-    save_odd(folder, head=head, attention=helpers.ATTENTION)
-    file, made = folder / "modeling_odd.py", "        self.theta = config.rope_theta"
-    file.write_text(file.read_text().replace(made, f"{made}\n        self.rotary = Rotary(config)"))
+    with_rotary(save_odd(folder, head=head, attention=helpers.ATTENTION))
     config = folder / "config.json"
     values = json.loads(config.read_text())
     config.write_text(

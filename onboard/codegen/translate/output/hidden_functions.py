@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import Routine
+from onboard.codegen.translate.language.trees.syntax import stored_names
 
 
 def rename_hidden(translator: Translator, routines: list[Routine]) -> None:
@@ -32,13 +33,7 @@ def rename_hidden(translator: Translator, routines: list[Routine]) -> None:
 def _bound(routine: Routine) -> set[str]:
     """Return the names that a routine gives to values: its arguments and what it assigns to."""
     arguments = (node.arg for node in ast.walk(routine.node.args) if isinstance(node, ast.arg))
-    stored = (
-        node.id
-        for statement in routine.body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )
-    return {*arguments, *stored}
+    return {*arguments, *stored_names(routine.body)}
 
 
 def _calls(routine: Routine) -> Iterator[ast.Call]:

@@ -11,7 +11,7 @@ from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config, Instance
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, stored_names
 from onboard.codegen.translate.language.trees.token_counts import as_many
 from onboard.codegen.translate.language.values import Code, Value
 
@@ -102,13 +102,7 @@ def same_number(left: Value, right: Value, frame: Frame) -> bool:
     values = local_values(frame)
     one, other = (WrittenOut(values).visit(deepcopy(side.expr)) for side in (left, right))
     names = {item.id for item in ast.walk(one) if isinstance(item, ast.Name)}
-    stored = {
-        item.id
-        for statement in statements_of(frame)
-        for item in ast.walk(statement)
-        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
-    }
-    same = ast.dump(one) == ast.dump(other) and not names & stored
+    same = ast.dump(one) == ast.dump(other) and not names & stored_names(statements_of(frame))
     return same or as_many(left.expr, right.expr, statements_of(frame))
 
 

@@ -18,7 +18,7 @@ from onboard.codegen.translate.language.statements.assignments.between_layers im
     made_for_each_text,
 )
 from onboard.codegen.translate.language.trees import cleanup
-from onboard.codegen.translate.language.trees.syntax import name, same_code
+from onboard.codegen.translate.language.trees.syntax import name, same_code, stored_names
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
@@ -130,9 +130,7 @@ def given_back(frame: Frame) -> Value | None:
         for node in nodes
     ):
         return None
-    assigned = {
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    assigned = stored_names(frame.out)
     if len(values) < 2 or not all(values[0].equals(value) for value in values):
         return None
     return (

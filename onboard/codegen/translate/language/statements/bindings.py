@@ -19,7 +19,12 @@ from onboard.codegen.translate.language.object_values import (
     ModuleTable,
     Self,
 )
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    name,
+    stored_names,
+)
 from onboard.codegen.translate.language.values import Code, Known, Unread, Value
 
 SAYING = ("print(", "logger.", "logging.", "warnings.")
@@ -116,11 +121,7 @@ def first_values(node: ast.Global, source: ModuleSource) -> list[ast.Assign]:
 
 def _assigned(node: ast.Global, source: ModuleSource) -> list[str]:
     """Return the names of `global a, b` that the function around assigns; it only reads others."""
-    stored = {
-        item.id
-        for item in ast.walk(function_around(node, source))
-        if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
-    }
+    stored = stored_names([function_around(node, source)])
     return [key for key in node.names if key in stored]
 
 

@@ -35,7 +35,12 @@ from onboard.codegen.translate.language.trees import selection, syntax
 from onboard.codegen.translate.language.trees.casts import casts_alone
 from onboard.codegen.translate.language.trees.mapped import each_mapped
 from onboard.codegen.translate.language.trees.skips import without_continue
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, works_in_place
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    name,
+    stored_names,
+    works_in_place,
+)
 from onboard.codegen.translate.language.values import NONE, Code, Mapping, Mask, Unread, Value
 
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
@@ -349,7 +354,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         store(*made, frame, node)
         return None
     iterable, element = iteration(node.iter, frame)
-    for variable in sorted(loop_changes.assigned(statements) & frame.env.values.keys()):
+    for variable in sorted(stored_names(statements) & frame.env.values.keys()):
         frame.protect(variable, node)
     known_before = loop_changes.taken_for_granted(frame)
     for _ in range(20):

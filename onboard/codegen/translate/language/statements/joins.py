@@ -23,6 +23,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     attribute,
     call,
     name,
+    stored_names,
 )
 from onboard.codegen.translate.language.values import (
     NONE,
@@ -74,12 +75,8 @@ def _of_one_form(a: Value, b: Value, branches: list[ast.stmt]) -> Value:
     """
     if not isinstance(a, Code):
         return a
-    nodes = [node for statement in branches for node in ast.walk(statement)]
-    stored = {
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
     other = isinstance(b, Code) and a.form != b.form
-    if other and isinstance(a.expr, ast.Name) and a.expr.id in stored:
+    if other and isinstance(a.expr, ast.Name) and a.expr.id in stored_names(branches):
         return replace(a, form=None)
     return b if a.form is None else a
 

@@ -14,14 +14,6 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Code, Items, Unread, Value
 
 
-def assigned(body: list[ast.stmt]) -> set[str]:
-    """Return the variables that a loop's body assigns."""
-    nodes = [node for statement in body for node in ast.walk(statement)]
-    return {
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-
-
 def filled_dicts(start: Env, end: Env) -> dict[str, Value]:
     """Return the dicts from before a loop of whose items its body tells something."""
     dicts = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
 from onboard.codegen.translate.language.trees import casts
+from onboard.codegen.translate.language.trees.syntax import stored_names
 
 _ITEMS = "[...]"
 """What marks a variable whose items are read by others, whatever becomes of the variable."""
@@ -43,9 +44,7 @@ def _of_callers(body: Sequence[ast.stmt]) -> frozenset[str]:
     see the items.
     """
     nodes = [node for statement in body for node in ast.walk(statement)]
-    written = {
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    written = stored_names(body)
     methods = [node for node in nodes if isinstance(node, ast.Attribute)]
     grown = {id(node.value) for node in methods if _grows(node)}
     owners = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -115,6 +115,13 @@ def same_code(first: ast.AST, second: ast.AST) -> bool:
 def mentions(tree: ast.AST, variable: str) -> bool:
     """Whether code reads a variable."""
     return any(isinstance(node, ast.Name) and node.id == variable for node in ast.walk(tree))
+
+
+def stored_names(body: Iterable[ast.AST]) -> set[str]:
+    """Return the variables that statements assign."""
+    nodes = (node for statement in body for node in ast.walk(statement))
+    names = (node for node in nodes if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
 def renamed(expr: ast.expr, old: str, new: str) -> ast.expr:

@@ -20,6 +20,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     call,
     name,
     op,
+    stored_names,
 )
 from onboard.codegen.translate.language.values import NONE, Code, Known, Unread, Value
 from onboard.codegen.translate.mechanisms.recurrent import argument
@@ -153,7 +154,7 @@ def _before_softplus(value: Value, frame: Frame) -> Value:
     """
     if isinstance(value, Code) and isinstance(value.expr, ast.Name):
         variable = value.expr.id
-        stores = [item for item in frame.out if variable in _stored(item)]
+        stores = [item for item in frame.out if variable in stored_names([item])]
         match stores[-1:]:
             case [
                 ast.Assign(
@@ -170,12 +171,6 @@ def _before_softplus(value: Value, frame: Frame) -> Value:
     frame.emit(ast.Assign([name(wide, store=True)], call(attribute(value.code(), "float"))))
     inverse = ast.parse(f"{wide} + torch.log(-torch.expm1(-{wide}))", mode="eval").body
     return Code(inverse)
-
-
-def _stored(statement: ast.stmt) -> set[str]:
-    """Return the variables that a statement stores."""
-    names = [item for item in ast.walk(statement) if isinstance(item, ast.Name)]
-    return {item.id for item in names if isinstance(item.ctx, ast.Store)}
 
 
 class Loops(Mechanism):

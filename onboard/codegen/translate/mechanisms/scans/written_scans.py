@@ -11,7 +11,7 @@ from onboard.analysis.recognise.scans.chunked_scans import bounds_of, stretch_fo
 from onboard.analysis.recognise.scans.watch import stretches_of
 from onboard.analysis.spec_blocks import LoopParameters
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, stored_names
 from onboard.codegen.translate.language.values import NONE, Code
 from onboard.codegen.translate.mechanisms.recurrent import substituted
 
@@ -33,7 +33,7 @@ class WrittenScans(Mechanism):
             for key, node in _read(stretch, parameters).items()
         }
         made = Code(substituted(stretch_forms()[parameters.op], code))
-        frame.env.values.update(dict.fromkeys(map(frame.name_of, _assigned(stretch)), NONE))
+        frame.env.values.update(dict.fromkeys(map(frame.name_of, stored_names(stretch)), NONE))
         frame.bind(frame.name_of(parameters.result), made, stretch[-1])
         return statements[len(stretch) :]
 
@@ -74,8 +74,3 @@ def _chunk_size(stretch: Sequence[ast.stmt]) -> ast.expr:
     read = (node for statement in stretch for node in ast.walk(statement))
     sizes = (node for node in read if isinstance(node, ast.Attribute) and "chunk" in node.attr)
     return next(sizes, ast.Constant(_CHUNK))
-
-
-def _assigned(stretch: Sequence[ast.stmt]) -> set[str]:
-    names = (node for each in stretch for node in ast.walk(each) if isinstance(node, ast.Name))
-    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
