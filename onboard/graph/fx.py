@@ -174,12 +174,22 @@ def add_placeholder(gm: fx.GraphModule, name: str, example: torch.Tensor) -> fx.
 
 
 def graph_modules(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
-    """Yield the outermost graph modules in `module` with their paths ("" for `module` itself)."""
+    """Yield the outermost graph modules in `module` with their paths ("" for `module` itself), each
+    once: what runs a graph in several ways has it at several places.
+    """
+    seen: set[int] = set()
+    for path, gm in _graph_modules(module):
+        if id(gm) not in seen:
+            seen.add(id(gm))
+            yield path, gm
+
+
+def _graph_modules(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
     if isinstance(module, fx.GraphModule):
         yield "", module
         return
     for name, child in module.named_children():
-        for path, gm in graph_modules(child):
+        for path, gm in _graph_modules(child):
             yield f"{name}.{path}".rstrip("."), gm
 
 

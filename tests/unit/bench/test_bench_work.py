@@ -17,6 +17,9 @@ from onboard.bench.shape import Shape
 from onboard.bench.work import ModelWork, weights_of
 from onboard.cache.orders import Order, Orders
 from onboard.config import RuntimeConfig
+from onboard.graph.compile.cuda_graph import CapturedDecode
+from onboard.graph.compile.piecewise import PiecewiseGraph
+from onboard.graph.fx import graph_modules
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from tests.support.runtime.tiny import TINY, make_tiny
@@ -90,6 +93,14 @@ def test_experts_are_counted_as_transformers_router_chose_them(tmp_path: Path) -
     hf.set_experts_implementation("eager")  # torch does not count grouped products
     linear, _ = operations_of(hf, prompts)
     assert work.prefill(Shape(3, 5, 2), hits).operations == linear + attention
+
+
+def test_a_graph_that_runs_in_several_ways_is_counted_once(tmp_path: Path) -> None:
+    engine, _ = engine_for(tmp_path, "qwen3_moe", **EXPERTS)
+    ((_, graph),) = graph_modules(engine.gm)
+    alone = weights_of(graph)
+    for whole in (None, CapturedDecode(graph)):
+        assert weights_of(PiecewiseGraph(graph, whole)) == alone
 
 
 def test_other_ranks_are_told_to_choose_where_experts_are_counted(tmp_path: Path) -> None:
