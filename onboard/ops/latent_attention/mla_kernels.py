@@ -35,7 +35,7 @@ def load_rows(row_ptr, real, SIZE: tl.constexpr, BLOCK: tl.constexpr, DOT_TYPE: 
 
 
 @triton.jit
-def _store_new_latent(
+def store_new_latent(
     latent_ptr, key_ptr, slot, cache_ptr, k_scale, cos_ptr, sin_ptr, stride_page, stride_slot,
     HAS_SCALE: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr, TURNS: tl.constexpr,
@@ -193,7 +193,7 @@ def mla_kernel(
         scale *= k_scale
     if WRITE:
         if high == length:
-            _store_new_latent(
+            store_new_latent(
                 latent_ptr + start * latent_stride, key_ptr + start * key_stride, tl.load(slot_ptr + start), cache_ptr,
                 k_scale, cos_ptr, sin_ptr, stride_page, stride_slot, HAS_SCALE, RANK, ROPE, PAGE,
                 BLOCK_RANK, BLOCK_ROPE, SIZE, STEP, TURNS,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onboard.ops.attention.attention_kernels import combine_kernel, write_cache_kernel
 from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
+from onboard.ops.latent_attention.hopper_mla import attend_decoding, suits
 from onboard.ops.latent_attention.mla import fake_mla
 from onboard.ops.latent_attention.mla_kernels import mla_kernel
 from onboard.ops.library import register_op
@@ -142,14 +143,22 @@ def attend_latents(
     loads, else behind one.
     """
     require_device(q_nope)
-    if rotation is not None and int(batch_info_host[2]) > 1:
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
+    factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale
+    step = cu_seqlens, kv_lens, block_table, slot_mapping
+    if longest_query == 1 and k_scale is None and suits(q_nope, q_pe, compressed_kv, mla_cache):
+        mixed = attend_decoding(
+            q_nope[0], q_pe[0], compressed_kv[0], kpe[0, :, 0], kv_b_proj_weight, *step, sequences, mla_cache,
+            factor, rotation,
+        )  # fmt: skip
+        return expand_values(mixed, kv_b_proj_weight, q_nope.shape[-1])
+    if rotation is not None and longest_query > 1:
         q_pe, kpe = turn_heads(q_pe, kpe, *rotation)
         rotation = None
     queries = absorb_keys(q_nope, kv_b_proj_weight)
-    factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale
     mixed = _attend(
         queries, last_contiguous(q_pe)[0], last_contiguous(compressed_kv)[0], last_contiguous(kpe)[0, :, 0],
-        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, mla_cache, factor, k_scale, rotation,
+        *step, batch_info_host, mla_cache, factor, k_scale, rotation,
     )  # fmt: skip
     return expand_values(mixed, kv_b_proj_weight, q_nope.shape[-1])
 

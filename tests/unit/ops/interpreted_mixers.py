@@ -91,9 +91,12 @@ def test_mla_with_a_scale_of_its_cache(step: str) -> None:
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("step", ["decode", "mixed"])
-def test_mla_in_low_precision(step: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("heads", "rank", "rope"), [(16, 32, 8), (20, 128, 32), (70, 256, 16)])
+def test_mla_in_low_precision(
+    heads: int, rank: int, rope: int, step: str, dtype: torch.dtype
+) -> None:
     row = make_step(step)
-    check_mla(row, mla(row, 16, 32, 8, dtype), LOW[dtype])
+    check_mla(row, mla(row, heads, rank, rope, dtype), LOW[dtype])
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])

@@ -10,18 +10,35 @@ import pytest
 import torch
 
 import onboard.ops  # noqa: F401
+from onboard.ops.attention.cached_attention import write_tokens
+from onboard.ops.attention.rotation_kernels import Rotation
+from onboard.ops.latent_attention import hopper_mla
+from onboard.ops.latent_attention import triton_cached_mla as cached_mla
+from onboard.ops.latent_attention.hopper_mla import absorbed_queries
+from onboard.ops.latent_attention.triton_cached_mla import absorb_keys
 from tests.support.ops.naive import (
     Options,
     cached_attention,
     padded_to_captured,
     relative_error,
 )
-from tests.support.ops.ragged import PAGED, Row, captured, check, double, make_step, mla
+from tests.support.ops.ragged import (
+    DEVICE,
+    PAGED,
+    Row,
+    captured,
+    check,
+    double,
+    make_row,
+    make_step,
+    mla,
+)
 from tests.support.ops.ragged import STEPS as MLA_STEPS
 from tests.support.ops.rotated import TURNS, rotate, tables, with_rotation
 from tests.support.ops.seeds import seeded
 
 ops: Any = torch.ops.onboard
+LOW = {torch.bfloat16: 2.5e-2} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 STEPS = {
     "prefill": [(5, 5), (17, 17)],
     "decode": [(1, 1), (1, 9), (1, 130)],
@@ -104,6 +121,52 @@ def test_latent_attention(heads: int, size: int, step: str, turns: str) -> None:
     arguments = mla(row, heads, 24, 10, scale=0.3)
     table = tables(row.tokens, size, turns)
     check_mla(row, [*arguments[:5], *table, *arguments[5:11], turns, 0.3], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize(("heads", "rank", "rope"), [(20, 128, 16), (70, 256, 32)])
+def test_latent_attention_in_low_precision(
+    heads: int, rank: int, rope: int, turns: str, dtype: torch.dtype
+) -> None:
+    row = make_row([(1, 1), (1, 150), (1, 64), (1, 97)])
+    arguments, table = mla(row, heads, rank, rope, dtype), tables(row.tokens, rope, turns)
+    check_mla(row, [*arguments[:5], *table, *arguments[5:11], turns], LOW[dtype])
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("dtype", LOW)
+def test_latent_attention_of_many_heads_is_the_same_for_every_number_of_splits(
+    dtype: torch.dtype, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for launcher in (cached_mla, hopper_mla):
+        monkeypatch.setattr(launcher, "MOST_SPLITS", splits)
+    row, turns = make_row([(1, 1), (1, 150), (1, 64), (1, 65), (1, 192)]), TURNS[0]
+    arguments, table = mla(row, 40, 128, 16, dtype), tables(row.tokens, 16, turns)
+    check_mla(row, [*arguments[:5], *table, *arguments[5:11], turns], LOW[dtype])
+
+
+@pytest.mark.parametrize("turns", [*TURNS, ""])
+@pytest.mark.parametrize("sequences", [1, 70])
+def test_queries_of_latents(sequences: int, turns: str) -> None:
+    """What comes before attention on Hopper GPUs, by one kernel, is what three do elsewhere."""
+    row = make_row([(1, 3 + each % 5) for each in range(sequences)])
+    q_nope, q_pe, latent, key, weight, *_, slots, _, cache, _ = mla(row, 3, 40, 16)
+    rotation = Rotation(*tables(row.tokens, 12, turns), turns) if turns else None
+    expected_cache, turned = cache.clone(), (q_pe, key)
+    if rotation is not None:
+        turned = tuple(
+            rotate(x[0], *(each[0] for each in rotation[:2]), turns)[None] for x in turned
+        )
+    absorbed = absorb_keys(q_nope.double(), weight.double())
+    expected = torch.cat((absorbed, turned[0][0].double()), -1)
+    new = torch.cat((latent[0].unsqueeze(1), turned[1][0].to(cache.dtype)), -1)
+    write_tokens(expected_cache, new, slots, None)
+    actual = absorbed_queries(
+        q_nope[0], q_pe[0], latent[0], key[0, :, 0], weight, slots, cache, rotation
+    )
+    assert relative_error(actual, expected) < 1e-6
+    assert relative_error(cache, expected_cache) < 1e-6
 
 
 @pytest.mark.parametrize("longest", [2, 64])

@@ -448,6 +448,23 @@ def test_kernels_of_mixers(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sequences", [2, 132])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_latent_attention_of_hopper_gpus(
+    kernels: list[Any], dtype: torch.dtype, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing spills: what does misses the first cache, of which shared memory leaves little."""
+    monkeypatch.setattr(ragged, "PAGE", 32)
+    monkeypatch.setattr(cached_mla, "suits", lambda *_: True)
+    row = ragged.make_row([(1, 300)] * sequences)
+    for heads, rank, rope in ((40, 512, 64), (20, 256, 32), (20, 128, 16)):
+        ops.triton_cached_mla(*ragged.mla(row, heads, rank, rope, dtype))
+    names = {"absorb_kernel", "hopper_mla_kernel", *(["combine_kernel"] if sequences == 2 else [])}
+    assert_compiled(kernels, names)
+    assert not any(re.search(r"\b(LDL|STL)\b", kernel.asm["sass"]) for kernel in kernels)
+
+
+@pytest.mark.slow
 def test_latents_are_loaded_while_others_are_attended_to(
     kernels: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
