@@ -9,11 +9,28 @@ from torch.nn import functional as F
 from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
+from onboard.ops.written_forms import CallForm
 
 _CHUNK = 16
 """Tokens at a time; their decay between each other, channel by channel, is [chunk, chunk, key_dim]
 numbers a head.
 """
+
+
+def _called_as(decay: str) -> CallForm:
+    """Return how RWKV's functions are called whose `time_decay`, its logarithm's logarithm, becomes
+    `decay`: their tensors are [batch, sequence, channels], but `time_first` [heads, head_dim].
+    """
+    q, k, v = (
+        f"{key}.float().view(*{key}.shape[:2], *time_first.shape)"
+        for key in ("receptance", "key", "value")
+    )
+    return CallForm(
+        f"torch.ops.onboard.torch_gated_linear_attention({q}, {k}, {v}, {decay}, time_first)",
+        ignored=frozenset({"training"}),
+        empty=frozenset({"state"}),
+        with_state=True,
+    )
 
 
 def fake_gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
@@ -25,6 +42,10 @@ def fake_gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> 
     fake_gated_linear_attention,
     carries_state=True,
     described="Linear attention with a decay for each channel",
+    called_as=(
+        _called_as("-time_decay.float().exp().view(*receptance.shape[:2], *time_first.shape)"),
+        _called_as("-time_decay.float().exp().expand(*receptance.shape[:2], *time_first.shape)"),
+    ),
     hinted=True,
 )
 def torch_gated_linear_attention(
