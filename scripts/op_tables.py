@@ -20,7 +20,7 @@ from onboard.ops.library import forms_of, op_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 _MARK = r"(<!-- {0} -->\n).*?(<!-- end -->)"
-_DOCSTRING = r"(Importing this registers them all\.\n\n).*?(\nA folder holds)"
+_DOCSTRING = r"(registers them all\.\n\n).*?(\nA folder holds)"
 
 
 def written() -> dict[Path, str]:
@@ -37,7 +37,9 @@ def written() -> dict[Path, str]:
 
 
 def _replaced_between(marks: str, new: str, text: str) -> str:
-    return re.sub(marks, lambda found: f"{found[1]}{new}{found[2]}", text, flags=re.DOTALL)
+    made, places = re.subn(marks, lambda found: f"{found[1]}{new}{found[2]}", text, flags=re.DOTALL)
+    assert places == 1, marks
+    return made
 
 
 def _canonical() -> str:

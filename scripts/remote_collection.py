@@ -10,7 +10,8 @@ repository `<owner>+<name>` of each, which the reader has cloned: nothing is fet
 of the files become part of this project. `fill` writes code and a small config; `weights` writes
 random weights, from the repository's own class, with the transformers that it was written for;
 `judge` writes the logits of that class for the tokens in LOGITS (`ids`) beside them (`logits`),
-those of each token by the text up to it where the table says `by_prefix`.
+those of each token by the text up to it where the table says `by_prefix`. Where it says
+`loaded_alone`, the class sets first values of other shapes than its checkpoints have.
 
 `check` does all of it for models that are filled: it runs the whole command, generates with the
 model file that came of it, and has the repository's class judge the texts. It prints a line a
@@ -365,18 +366,26 @@ def _own_model(folder: Path) -> Any:
     config.torch_dtype = torch.float32
     asked = json.loads((folder / "config.json").read_text()).get("attn_implementation")
     how = {"attn_implementation": asked} if asked else {}
+    if table()[folder.name].get("loaded_alone"):
+        return _without_first_values(config, how).float().eval()
     try:
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
     except TypeError:  # transformers before 4.36 hands it to the class
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     except ValueError as error:
         model = _made_otherwise(folder, config, str(error))
-    except AttributeError:  # what sets first values fails; a checkpoint is loaded without it
-        from transformers.modeling_utils import no_init_weights
-
-        with no_init_weights(_enable=True):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
+    except AttributeError:  # what sets first values fails
+        model = _without_first_values(config, how)
     return model.float().eval()
+
+
+def _without_first_values(config: Any, how: dict[str, Any]) -> Any:
+    """Make a model as loading a checkpoint does, which sets no first values."""
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_utils import no_init_weights
+
+    with no_init_weights(_enable=True):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
 
 
 def _made_otherwise(folder: Path, config: Any, error: str) -> Any:

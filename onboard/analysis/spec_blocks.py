@@ -237,9 +237,10 @@ class PooledIndexer(AnyBlock):
 
 
 class ScanParameters(Parameters):
-    """The canonical op."""
+    """The canonical op, and in which of the ways that it is called."""
 
     op: Identifier
+    way: int = 0
 
 
 class Scan(AnyBlock):

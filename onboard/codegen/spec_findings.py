@@ -50,9 +50,7 @@ def findings_of(spec: ModelSpec) -> Findings:
         },
         rope_flags={key: found.flags for key, found in ropes.items()},
         single_ropes={key: found for key, found in turns.items() if found.single},
-        scans={
-            block.class_name: block.parameters.op for block in blocks if isinstance(block, Scan)
-        },
+        scans={block.class_name: block.parameters for block in blocks if isinstance(block, Scan)},
         scan_modules={
             block.class_name: block.parameters for block in blocks if isinstance(block, ScanModule)
         },

@@ -72,8 +72,8 @@ class OpProperties(TypedDict, total=False):
     described: str
     """What a class is, in the words of the field, whose code calls it; a whole sentence where more
     than that is told by nothing else."""
-    called_as: CallForm
-    """How a helper function of modeling code that computes it is called."""
+    called_as: CallForm | tuple[CallForm, ...]
+    """How a helper function of modeling code that computes it is called, or in which ways."""
     called_as_module: CallForm
     """How a module of modeling code, without weights, that computes it is called."""
     looped_as: LoopForm
@@ -114,7 +114,7 @@ class OpSource:
     any_lengths: bool = False
     fused_form: str = ""
     described: str = ""
-    called_as: CallForm | None = None
+    called_as: CallForm | tuple[CallForm, ...] = ()
     called_as_module: CallForm | None = None
     looped_as: LoopForm | None = None
     written_out_as: str = ""

@@ -19,6 +19,10 @@ class CallForm:
     """What other parameters must be."""
     ignored: frozenset[str] = frozenset()
     """Parameters that change no value."""
+    empty: frozenset[str] = frozenset()
+    """Parameters that hold what earlier tokens of a text have left: tensors of zeros at its
+    beginning, which is what the op has.
+    """
     turned: frozenset[str] = frozenset()
     """Arguments that are [batch, channels, sequence] where the op has [batch, sequence, channels];
     so is the result.

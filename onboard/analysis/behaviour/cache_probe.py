@@ -21,7 +21,7 @@ from onboard.verify.tolerances import SAME
 DIFFERS = "transformers' cached decode differs from its prefill"
 _DECODED = 3
 _SHOWN = 3
-_STATES = ("past_key_values", "cache_params")
+_STATES = ("past_key_values", "cache_params", "state")
 
 
 @torch.no_grad()

@@ -12,23 +12,24 @@ from onboard.hf.copied_model import copied
 from onboard.verify.error import rmse_ratio
 
 _SAME = 0.1
-"""Largest error of logits in bfloat16 that is one of rounding."""
-_FOUND: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Largest error of logits in half precision that is one of rounding."""
+_FOUND: WeakKeyDictionary[nn.Module, dict[torch.dtype, bool]] = WeakKeyDictionary()
 
 
-def same_in_half(model: nn.Module) -> bool:
+def same_in_half(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether a model's code, which may take another path for tensors in half precision, gives the
     same logits but for rounding there.
     """
-    if model not in _FOUND:
-        _FOUND[model] = _is_same(model)
-    return _FOUND[model]
+    found = _FOUND.setdefault(model, {})
+    if dtype not in found:
+        found[dtype] = _is_same(model, dtype)
+    return found[dtype]
 
 
 @torch.no_grad()
-def _is_same(model: nn.Module) -> bool:
+def _is_same(model: nn.Module, dtype: torch.dtype) -> bool:
     inputs = from_zero(prompt(0, seed=5, length=40, tokens=vocabulary(model)))
-    half = copied(model).to(torch.bfloat16)
+    half = copied(model).to(dtype)
     try:
         found, expected = (each(**inputs, use_cache=False).logits for each in (half, model))
     except Exception:  # whatever a model's own code raises

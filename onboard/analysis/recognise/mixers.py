@@ -26,30 +26,37 @@ from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME
 
 
-def call_forms() -> dict[str, CallForm]:
-    """Return how the helper functions are called that compute an op, by op."""
+def call_forms() -> dict[str, tuple[CallForm, ...]]:
+    """Return the ways in which the helper functions are called that compute an op, by op."""
     found = {op: source.called_as for op, source in op_sources().items()}
-    return {op: form for op, form in found.items() if form is not None}
+    return {
+        op: form if isinstance(form, tuple) else (form,) for op, form in found.items() if form != ()
+    }
 
 
 def probe_scan(call: HelperCall) -> Finding | None:
     """Recognise a helper function that is one of `call_forms`."""
-    for op, form in call_forms().items():
+    ways = ((op, way, form) for op, all in call_forms().items() for way, form in enumerate(all))
+    for op, way, form in ways:
         if not form.parameters <= call.arguments.keys() or not _is_plain(form, call.arguments):
             continue
+        empty = {
+            key: torch.zeros_like(call.arguments[key])
+            for key in form.empty
+            if isinstance(call.arguments.get(key), torch.Tensor)
+        }
         errors = [
-            scan_error(form, call.function, {**call.arguments, **other})
+            scan_error(form, call.function, {**call.arguments, **empty, **other})
             for other in ({}, *form.settings)
         ]
         if all(error < SAME for error in errors):
-            return Finding(
-                "scan", {"op": op}, [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"]
-            )
+            evidence = [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"]
+            return Finding("scan", {"op": op} | ({"way": way} if way else {}), evidence)
     return None
 
 
 def _is_plain(form: CallForm, arguments: dict[str, Any]) -> bool:
-    rest = arguments.keys() - form.parameters - form.fixed.keys() - form.ignored
+    rest = arguments.keys() - form.parameters - form.fixed.keys() - form.ignored - form.empty
     return all(arguments.get(key) == value for key, value in form.fixed.items()) and all(
         arguments[key] is None for key in rest
     )

@@ -56,6 +56,9 @@ _does_work(ops.torch_gated_delta_rule, Mixer(_HEADS | {"g": "..h", "beta": "..h"
 _does_work(ops.torch_delta_rule, Mixer(_HEADS | {"beta": "..h"}, "..h.", "delta"))
 _does_work(ops.torch_kda, Mixer(_HEADS | {"g": "..h.", "beta": "..h"}, "..h.", "delta"))
 _does_work(ops.torch_lightning_attention, Mixer(_HEADS | {"slopes": "h"}, "..h.", "mha"))
+_does_work(
+    ops.torch_gated_linear_attention, Mixer(_HEADS | {"g": "..h.", "first": "h."}, "..h.", "mha")
+)
 _does_work(ops.torch_mlstm, Mixer(_HEADS | {"igate": "..h", "fgate": "..h"}, "..h.", "ssm"))
 _does_work(
     ops.torch_ssm,

@@ -151,6 +151,96 @@ def _decaying(
     return torch.stack(outs, dim=1).to(q.dtype), state
 
 
+def chunk_rwkv6(
+    r: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return linear attention of r, k, v [batch, sequence, heads, size] with decays of each channel,
+    whose logarithms are w, and the weight u [heads, size] of the token itself (arXiv:2404.05892);
+    and its state.
+
+    Raises:
+        NotImplementedError: heads come before tokens, as the package's first versions had them.
+    """
+    if r.shape[2] != u.shape[0]:
+        raise NotImplementedError("heads before tokens: no form here")
+    settings = u, scale, initial_state
+    return _each_text(_channelwise, (r, k, v, w), settings, output_final_state, cu_seqlens, kwargs)
+
+
+def chunk_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    head_first: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return linear attention of q, k, v [batch, sequence, heads, size] with decays of each channel,
+    whose logarithms are g (arXiv:2312.06635), and its state.
+
+    Raises:
+        NotImplementedError: nothing says that tokens come before heads: versions of the package
+            differ in that, and no shape tells them apart.
+    """
+    if head_first is not False:
+        raise NotImplementedError("gated linear attention without head_first=False: no form here")
+    settings = None, scale, initial_state
+    return _each_text(_channelwise, (q, k, v, g), settings, output_final_state, cu_seqlens, kwargs)
+
+
+def fused_recurrent_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gk: torch.Tensor,
+    gv: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    head_first: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return `chunk_gla`, whose decays are `gk`; those of values have no form here."""
+    settings = scale, initial_state, output_final_state, cu_seqlens, head_first
+    return chunk_gla(q, k, v, gk, *settings, gv=gv, **kwargs)
+
+
+def _channelwise(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    first: torch.Tensor | None,
+    scale: float | None,
+    initial_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs of linear attention with decays g of each channel, and its state; with
+    `first` a token is read in that weight, before the state has it.
+    """
+    queries = _wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    state, outs = _start(k, v, initial_state), []
+    for i in range(v.shape[1]):
+        added = _wide(k)[:, i].unsqueeze(-1) * _wide(v)[:, i].unsqueeze(2)
+        read = None if first is None else state + _wide(first).unsqueeze(-1) * added
+        state = state * _wide(g)[:, i].exp().unsqueeze(-1) + added
+        outs.append(((state if read is None else read) * queries[:, i].unsqueeze(-1)).sum(dim=2))
+    return torch.stack(outs, dim=1).to(q.dtype), state
+
+
 def _each_text(
     step: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     tensors: tuple[torch.Tensor, ...],
@@ -165,7 +255,8 @@ def _each_text(
     Raises:
         NotImplementedError: an argument is given that has no form here.
     """
-    if given := sorted(key for key, value in others.items() if value not in (None, False)):
+    said = {key: isinstance(v, torch.Tensor) or v not in (None, False) for key, v in others.items()}
+    if given := sorted(key for key, is_said in said.items() if is_said):
         raise NotImplementedError(f"{', '.join(given)}: no form here")
     bounds = [(0, None)] if ends is None else [*pairwise(ends.tolist())]
     parts = [step(*(item[:, first:last] for item in tensors), *settings) for first, last in bounds]
@@ -321,6 +412,8 @@ _FUSED = {
     "chunk_delta_rule": "fused_recurrent_delta_rule",
     "chunk_kda": "fused_recurrent_kda",
     "chunk_simple_gla": "fused_recurrent_simple_gla",
+    "chunk_rwkv6": "fused_recurrent_rwkv6",
+    "chunk_gla": "fused_chunk_gla",
 }
 """Functions that compute the same in another way."""
 _NAMED = (
@@ -328,6 +421,9 @@ _NAMED = (
     chunk_delta_rule,
     chunk_kda,
     chunk_simple_gla,
+    chunk_rwkv6,
+    chunk_gla,
+    fused_recurrent_gla,
     fused_kda_gate,
     ShortConvolution,
     FusedRMSNormGated,

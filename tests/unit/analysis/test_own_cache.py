@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from transformers.models.rwkv.modeling_rwkv import RwkvCausalLMOutput
 
+from onboard.analysis.behaviour import cache_probe
 from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_model import build_tiny
@@ -33,6 +36,21 @@ def _shift(model: nn.Module, condition: Callable[[dict[str, Any]], bool]) -> Non
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_models_that_agree_with_themselves_get_no_note(family: str) -> None:
     assert cache_notes(_tiny(family)) == []
+
+
+class _Summing(nn.Module):
+    """Says of each token the sum up to it, and keeps that as its state."""
+
+    def forward(
+        self, input_ids: torch.Tensor, use_cache: bool = False, state: torch.Tensor | None = None
+    ) -> RwkvCausalLMOutput:
+        before = torch.zeros(1) if state is None else state
+        sums = before + input_ids.cumsum(1)
+        return RwkvCausalLMOutput(logits=sums.unsqueeze(-1), state=sums[:, -1:])
+
+
+def test_what_a_model_calls_its_state_is_handed_on() -> None:
+    assert cache_probe._decode_notes(_Summing(), {"input_ids": torch.randint(1, 9, (2, 7))}) == []
 
 
 def test_prefill_that_differs_with_a_cache_is_refused() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from onboard.analysis.blocks.spec_mixtures import MixtureParameters
-from onboard.analysis.spec_blocks import LoopParameters
+from onboard.analysis.spec_blocks import LoopParameters, ScanParameters
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.object_values import Config
@@ -83,7 +83,7 @@ def translate(tmp_path: Path) -> Translate:
         translator = Translator(
             model,
             Findings(
-                scans=scans or {},
+                scans={key: ScanParameters(op=op) for key, op in (scans or {}).items()},
                 mixtures=mixtures or {},
                 masks=masks or {},
                 loops=loops or {},

@@ -68,7 +68,7 @@ class Toy(nn.Module):
         super().__init__()
 
     def forward(self, x):
-        if x.dtype in (torch.float16, torch.bfloat16) and x.shape[-1] % 4 == 0:
+        if ASKED and x.shape[-1] % 4 == 0:
             x = x.relu()
         else:
             x = x.clamp(min=0)
@@ -76,12 +76,20 @@ class Toy(nn.Module):
 """
 
 
+IN_HALF = [
+    "x.dtype in (torch.float16, torch.bfloat16)",
+    "(x.dtype == torch.float16 or x.dtype == torch.bfloat16)",
+    "not x.dtype != torch.float16",
+]
+
+
+@pytest.mark.parametrize("asked", IN_HALF)
 @pytest.mark.parametrize("same", [True, False])
 def test_paths_of_half_precision_are_left_out_where_they_lead_to_the_same(
-    same: bool, translate: Translate, monkeypatch: pytest.MonkeyPatch
+    same: bool, asked: str, translate: Translate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(half_tests, "same_in_half", lambda model: same)
-    _, _, forward = translate(HALF, {}, specialised=True)
+    monkeypatch.setattr(half_tests, "same_in_half", lambda *_: same)
+    _, _, forward = translate(HALF.replace("ASKED", asked), {}, specialised=True)
     assert ("relu" not in forward) is same
     assert ("dtype" not in forward) is same
 
@@ -105,10 +113,12 @@ def test_a_model_that_computes_something_else_in_half_precision_is_told() -> Non
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     assert same_in_half(model)
+    assert same_in_half(model, torch.float16)
     half._FOUND.clear()
     odd = model.model.layers[0].mlp.up_proj = _Doubled(32, 32, bias=False)
     nn.init.normal_(odd.weight, std=0.3)
     assert not same_in_half(model.eval())
+    assert not same_in_half(model, torch.float16)
 
 
 SAYING = """

@@ -39,6 +39,7 @@ from onboard.ops.hidden_states.residual_add import torch_cached_residual_add
 from onboard.ops.latent_attention.cached_mla import torch_cached_mla
 from onboard.ops.latent_attention.rope_mla import torch_cached_rope_mla
 from onboard.ops.library import op_sources
+from onboard.ops.recurrences.gated_linear import torch_cached_gated_linear_attention
 from onboard.ops.recurrences.lightning import torch_cached_lightning_attention
 from onboard.ops.recurrences.linear_recurrence import torch_cached_linear_recurrence
 from onboard.ops.recurrences.mlstm import torch_cached_mlstm
@@ -210,6 +211,18 @@ def _lightning() -> Mechanism:
         ),
         [(4, 5), (4, 5), (4, 3)],
         (4, 3, 5),
+    )
+
+
+def _gated_linear(weighted: bool) -> Mechanism:
+    first = _random(4, 5) if weighted else None
+    return Mechanism(
+        lambda q, k, v, g: ops.torch_gated_linear_attention(q, k, v, -g.exp(), first),
+        lambda q, k, v, g, info, cache: torch_cached_gated_linear_attention(
+            q, k, v, -g.exp(), *_state(info), cache, first
+        ),
+        [(4, 5), (4, 5), (4, 3), (4, 5)],
+        (4, 5, 3),
     )
 
 
@@ -526,6 +539,8 @@ MECHANISMS = {
     "gated delta rule": _delta_rule,
     "kda": _kda,
     "lightning attention": _lightning,
+    "gated linear attention": lambda: _gated_linear(weighted=False),
+    "gated linear attention that weights the token itself": lambda: _gated_linear(weighted=True),
     "linear recurrence": _recurrence,
     "token shift": _shift,
     "wkv": _wkv,

@@ -119,11 +119,41 @@ def test_gates_and_norms(draw: Any) -> None:
     _near(plain(x), normed)
 
 
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_linear_attention_with_decays_of_channels_is_the_op(scale: float | None, draw: Any) -> None:
+    q, k, v = draw(2, 21, 3, 8), draw(2, 21, 3, 8), draw(2, 21, 3, 6)
+    g, u = -draw(2, 21, 3, 8).exp(), draw(3, 8)
+    factor = 8**-0.5 if scale is None else scale
+    expected = OPS.torch_gated_linear_attention(q * factor, k, v, g)
+    for form in (forms.chunk_gla, forms.fused_recurrent_gla):
+        _near(form(q, k, v, g, scale=scale, head_first=False)[0], expected)
+    out, _ = forms.chunk_rwkv6(q, k, v, g, u, scale)
+    _near(out, OPS.torch_gated_linear_attention(q * factor, k, v, g, u))
+    first, state = forms.chunk_rwkv6(q[:, :9], k[:, :9], v[:, :9], g[:, :9], u, scale, None, True)
+    rest, _ = forms.chunk_rwkv6(q[:, 9:], k[:, 9:], v[:, 9:], g[:, 9:], u, scale, state)
+    _near(torch.cat((first, rest), 1), out)
+
+
+def test_heads_before_tokens_are_refused_where_that_can_be_told(draw: Any) -> None:
+    """Shapes of gated linear attention do not tell, so its code has to say it."""
+    q, u = draw(2, 3, 21, 8), draw(3, 8)
+    with pytest.raises(NotImplementedError, match="heads before tokens"):
+        forms.chunk_rwkv6(q, q, q, q, u)
+    for given in ({}, {"head_first": True}):
+        with pytest.raises(NotImplementedError, match="without head_first=False"):
+            forms.fused_recurrent_gla(q, q, q, q, **given)
+    with pytest.raises(NotImplementedError, match="gv: no form here"):
+        forms.fused_recurrent_gla(q, q, q, q, q, head_first=False)
+
+
 def test_names_are_found_wherever_a_version_has_them() -> None:
     for full, form in (
         ("fla.ops.kda.chunk_kda", forms.chunk_kda),
         ("fla.ops.kda.fused_recurrent_kda", forms.chunk_kda),
         ("fla.ops.simple_gla.chunk.chunk_simple_gla", forms.chunk_simple_gla),
+        ("fla.ops.rwkv6.recurrent_fuse.fused_recurrent_rwkv6", forms.chunk_rwkv6),
+        ("fla.ops.gla.fused_chunk_gla", forms.chunk_gla),
+        ("fla.ops.gla.fused_recurrent_gla", forms.fused_recurrent_gla),
         ("fla.modules.ShortConvolution", forms.ShortConvolution),
     ):
         module, _, name = full.rpartition(".")
@@ -176,6 +206,38 @@ def test_decays_that_tokens_make_have_no_op(translate: Translate) -> None:
     text = CALLS.replace("GIVEN", "g=-q[..., 0].exp()").replace("DECAY", "1")
     with pytest.raises(Untranslatable, match="chunk_simple_gla with its argument g"):
         translate(text, {"size": 4}, specialised=True)
+
+
+OF_CHANNELS = """
+from onboard.hf.old.linear_attention_forms import chunk_gla, chunk_rwkv6, fused_recurrent_gla
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+        self.first = nn.Parameter(torch.linspace(-1, 1, 2 * config.size).view(2, config.size))
+
+    def forward(self, x):
+        q = x.view(*x.shape[:2], 2, self.size)
+        k, v, g = q.flip(-1), q.tanh(), -q.square()
+        one, state = chunk_rwkv6(q, k, v, g, self.first, scale=1.0, output_final_state=True)
+        two, state = chunk_gla(q, k, v, g, 0.5, head_first=False)
+        three, state = fused_recurrent_gla(q=q, k=k, v=v, gk=g, head_first=False)
+        return one + two + three
+"""
+
+
+def test_calls_with_decays_of_channels_become_the_op(translate: Translate, draw: Any) -> None:
+    state, _, forward = translate(OF_CHANNELS, {"size": 4}, specialised=True)
+    assert forward.count("torch.ops.onboard.torch_gated_linear_attention(") == 3
+    x = draw(2, 11, 8).float()
+    original, ours = _made(OF_CHANNELS, {"size": 4}), _made(_written(state), {"size": 4})
+    with torch.no_grad():
+        assert rmse_ratio(ours(x), original(x)) < 1e-5
+    unsaid = OF_CHANNELS.replace("0.5, head_first=False", "0.5")
+    with pytest.raises(Untranslatable, match="chunk_gla with its argument head_first"):
+        translate(unsaid, {"size": 4}, specialised=True)
 
 
 SCANS = """

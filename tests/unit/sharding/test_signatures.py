@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onboard.graph.fx import is_op
+from onboard.graph.sharding.layer_work import mixer_signature
 from onboard.graph.sharding.signatures import says_dtype, signature
 
 SHAPE = (2, 6, 4, 8)
@@ -41,6 +42,24 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
 def _node(function: Callable[[Tensor], Tensor], x: Tensor) -> fx.Node:
     nodes = torch.export.export(_Called(function), (x,)).graph.nodes
     return [node for node in nodes if node.op == "call_function"][-1]
+
+
+def test_heads_of_gated_linear_attention_have_their_own_weights() -> None:
+    """Those of `first` are its first dimension."""
+    q, first = torch.randn(SHAPE), torch.randn(SHAPE[2:])
+
+    def attended(q: Tensor, first: Tensor) -> Tensor:
+        gated: Tensor = torch.ops.onboard.torch_gated_linear_attention(q, q, q, -q.exp(), first)
+        return gated
+
+    program = torch.export.export(_Called(lambda q: attended(q, first)), (q,))
+    node = next(item for item in program.graph.nodes if "gated_linear" in str(item.target))
+    found = mixer_signature(node)
+    assert found is not None
+    letters = {operand.place[0]: operand.letters for operand in found.operands}
+    assert letters == dict.fromkeys(("q", "k", "v", "g"), "..h.") | {"first": "h."}
+    assert found.outputs == ("..h.",)
+    torch.testing.assert_close(attended(q[:, :, 1:3], first[1:3]), attended(q, first)[:, :, 1:3])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,6 +14,7 @@ from onboard.analysis.spec_blocks import (
     LoopParameters,
     RopeParameters,
     ScanModuleParameters,
+    ScanParameters,
 )
 
 NORMS = ("rmsnorm", "layernorm", "l2norm")
@@ -59,8 +60,8 @@ class Findings:
     """Function that applies RoPE -> the truth values behind the tensors with which it does."""
     single_ropes: Mapping[str, RopeParameters] = field(default_factory=dict)
     """Function that applies RoPE to one tensor -> the op that does so to two, and how."""
-    scans: Mapping[str, str] = field(default_factory=dict)
-    """Function -> the canonical op of a recurrent mixer that it is."""
+    scans: Mapping[str, ScanParameters] = field(default_factory=dict)
+    """Function -> the canonical op of a recurrent mixer that it is, and how it is called."""
     scan_modules: Mapping[str, ScanModuleParameters] = field(default_factory=dict)
     """Class -> the canonical op that its modules, which have no weights, are."""
     loops: Mapping[str, Sequence[LoopParameters]] = field(default_factory=dict)

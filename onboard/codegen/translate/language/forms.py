@@ -69,6 +69,9 @@ CHANNELS = "channels"
 dimension, too.
 """
 
+SHIFTED = "tokens one later"
+"""Form of hidden states [batch, sequence, channels] in which each token has those of the one before."""
+
 KEYS = "keys"
 """Form of consecutive numbers that count keys, in a model whose attention has a bias that is linear
 in them (ALiBi).

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from onboard.codegen.translate.language.args import Args, plain_call
-from onboard.codegen.translate.language.forms import CHANNELS
+from onboard.codegen.translate.language.forms import CHANNELS, SHIFTED
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, op
@@ -59,7 +59,16 @@ def padded(module: Instance, args: Args, frame: Frame) -> Code:
 
 
 def _shifted(x: Value) -> Code:
-    return Code(ast.Call(op("torch_token_shift"), [x.code()], []))
+    return Code(ast.Call(op("torch_token_shift"), [x.code()], []), form=SHIFTED)
+
+
+def _sizes(x: Code) -> Items:
+    """Return the sizes of [batch, sequence, channels]: code asks how many there are, where steps of
+    one token have two.
+    """
+    shape = attribute(x.code(), "shape")
+    places = [ast.Subscript(shape, constant(index), ast.Load()) for index in range(3)]
+    return Items(tuple(map(Code, places)))
 
 
 def cut(owner: Convolved, index: ast.expr, frame: Frame) -> Code | None:
@@ -173,6 +182,12 @@ class CausalConvolutions(Mechanism):
         if set(callee.classes) not in ({nn.Conv1d}, {nn.Conv2d}):
             return None
         return convolved(callee, plain_call(callee.expr, args), _kept(args, frame))
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """The sizes of what is shifted."""
+        if not isinstance(owner, Code) or owner.form != SHIFTED or attr != "size":
+            return None
+        return None if args.positional or args.keywords else _sizes(owner)
 
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
         """What is left of the result for the text."""

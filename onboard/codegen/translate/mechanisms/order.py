@@ -38,6 +38,7 @@ from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.parts.idle_modules import IdleModules
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
+from onboard.codegen.translate.mechanisms.scans.empty_states import EmptyStates
 from onboard.codegen.translate.mechanisms.scans.kernel_calls import KernelCalls
 from onboard.codegen.translate.mechanisms.scans.loops import Loops
 from onboard.codegen.translate.mechanisms.scans.written_scans import WrittenScans
@@ -90,6 +91,7 @@ MECHANISMS = Mechanisms(
         CompressedKeys(),
         LatentAttention(),
         LeftOut(),
+        EmptyStates(),
         Loops(),
         SlicedLinears(),
         KernelCalls(),

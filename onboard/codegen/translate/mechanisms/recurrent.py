@@ -24,11 +24,8 @@ def form_of(obj: Any, frame: Frame) -> CallForm | None:
     """Return how a helper function is called that the analysis found to be a canonical op of
     recurrent mixers.
     """
-    return (
-        call_forms().get(frame.translator.findings.scans.get(obj.__name__, ""))
-        if inspect.isfunction(obj)
-        else None
-    )
+    found = frame.translator.findings.scans.get(obj.__name__) if inspect.isfunction(obj) else None
+    return None if found is None else call_forms()[found.op][found.way]
 
 
 def scan(function: Any, form: CallForm, args: Args) -> Value:

@@ -84,6 +84,13 @@ def _lightning() -> _Mixer:
     return _Mixer([(4, 5), (4, 5), (4, 3)], [torch.rand(4)], ops.torch_lightning_attention)
 
 
+def _gated_linear() -> _Mixer:
+    def call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, first: Tensor) -> Tensor:
+        return ops.torch_gated_linear_attention(q, k, v, -g.exp(), first)
+
+    return _Mixer([(4, 5), (4, 5), (4, 3), (4, 5)], [torch.randn(4, 5)], call)
+
+
 def _recurrence() -> _Mixer:
     return _Mixer(
         [(5,), (5,)], [], lambda x, decay: ops.torch_linear_recurrence(x, decay.sigmoid())
@@ -176,6 +183,7 @@ MIXERS = {
     "insert_cached_selective_scan": (_scan, {"scan_cache_0": (5, 3)}),
     "insert_cached_gated_delta_rule": (_delta_rule, {"delta_cache_0": (4, 5, 3)}),
     "insert_cached_lightning_attention": (_lightning, {"lightning_cache_0": (4, 3, 5)}),
+    "insert_cached_gated_linear_attention": (_gated_linear, {"gla_cache_0": (4, 5, 3)}),
     "insert_cached_linear_recurrence": (_recurrence, {"recurrence_cache_0": (5,)}),
     "insert_cached_token_shift": (
         lambda: _Mixer([(5,)], [], ops.torch_token_shift),

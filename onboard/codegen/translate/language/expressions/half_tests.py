@@ -15,14 +15,19 @@ _HALVES = {torch.float16, torch.bfloat16}
 
 
 def is_of_a_half(op: ast.cmpop, left: Value, right: Value, frame: Frame) -> Known | None:
-    """Return that `x.dtype in (torch.float16, torch.bfloat16)` does not hold, where the model
-    computes the same if it does; generated code has one path for all dtypes.
+    """Return that `x.dtype in (torch.float16, torch.bfloat16)` does not hold, nor `x.dtype ==` one
+    of them, where the model computes the same if it does; generated code has one path for all
+    dtypes.
     """
-    if not isinstance(op, ast.In | ast.NotIn) or not frame.translator.specialised:
+    if not frame.translator.specialised:
         return None
-    match left, right:
-        case Code(expr=ast.Attribute(attr="dtype"), static=False), Items(items=items):
-            named = {item.obj for item in items if isinstance(item, Global)}
+    match op, left, right:
+        case ast.In() | ast.NotIn(), Code(expr=ast.Attribute(attr="dtype"), static=False), Items():
+            named = {item.obj for item in right.items if isinstance(item, Global)}
             if named == _HALVES and same_in_half(frame.translator.model):
                 return Known(isinstance(op, ast.NotIn))
+        case ast.Eq() | ast.NotEq(), Code(expr=ast.Attribute(attr="dtype"), static=False), Global():
+            half = right.obj in _HALVES
+            if half and same_in_half(frame.translator.model, right.obj):
+                return Known(isinstance(op, ast.NotEq))
     return None

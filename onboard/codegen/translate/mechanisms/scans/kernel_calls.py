@@ -5,6 +5,7 @@ and need not be recognised.
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from onboard.codegen.translate.language.expressions.decisions import assigned
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import attribute, call, constant
 from onboard.codegen.translate.language.values import NONE, Code, Items, Unread, Value
-from onboard.codegen.translate.mechanisms.recurrent import scan
+from onboard.codegen.translate.mechanisms.recurrent import bound, scan
 from onboard.hf.old import linear_attention_forms, recurrent_forms
 from onboard.ops.written_forms import CallForm
 
@@ -31,6 +32,12 @@ def _of_fla(expression: str) -> CallForm:
     return replace(_OF_FLA, expression=f"torch.ops.onboard.{expression}")
 
 
+def _of_channels(decay: str) -> CallForm:
+    """Return how gated linear attention is called, whose tokens come before its heads."""
+    form = _of_fla(f"torch_gated_linear_attention(q * scale, k, v, {decay})")
+    return replace(form, fixed=form.fixed | {"head_first": False})
+
+
 _FORMS: dict[Callable[..., Any], CallForm] = {
     linear_attention_forms.chunk_gated_delta_rule: _of_fla(
         "torch_gated_delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel)"
@@ -45,6 +52,11 @@ _FORMS: dict[Callable[..., Any], CallForm] = {
         _of_fla("torch_lightning_attention(q * scale, k, v, -g_gamma)"),
         fixed=_OF_FLA.fixed | {"g": None},
     ),
+    linear_attention_forms.chunk_rwkv6: _of_fla(
+        "torch_gated_linear_attention(r * scale, k, v, w, u)"
+    ),
+    linear_attention_forms.chunk_gla: _of_channels("g"),
+    linear_attention_forms.fused_recurrent_gla: _of_channels("gk"),
     recurrent_forms.causal_conv1d_fn: CallForm(
         "torch.ops.onboard.torch_causal_conv1d(x, weight.unsqueeze(1), bias, activation=activation)",
         fixed={"return_final_states": False},
@@ -90,7 +102,9 @@ class KernelCalls(Mechanism):
 def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
     """Return what a call of a function gives; the state behind it is for caches."""
     if function is linear_attention_forms.chunk_simple_gla:
-        args = _with_scale(_of_heads(args, frame))
+        args = _of_heads(args, frame)
+    if " * scale" in form.expression:
+        args = _with_scale(function, args)
     made = scan(function, form, args)
     if not isinstance(made, Items):
         return made
@@ -149,11 +163,12 @@ def _of_all_tokens(
     return None
 
 
-def _with_scale(args: Args) -> Args:
+def _with_scale(function: Any, args: Args) -> Args:
     """Return them with the scale that is meant where none is given."""
-    if not args.keywords.get("scale", NONE).equals(NONE):
+    given = bound(function, args)
+    if not given["scale"].equals(NONE):
         return args
-    query = args.keywords.get("q") or args.positional[0]
+    query = given[next(iter(inspect.signature(function).parameters))]
     size = ast.Subscript(attribute(query.code(), "shape"), constant(-1), ast.Load())
     root = Code(ast.BinOp(size, ast.Pow(), constant(-0.5)))
     return Args(args.positional, args.keywords | {"scale": root}, args.stars)
