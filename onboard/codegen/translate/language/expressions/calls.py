@@ -361,10 +361,9 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return _construct(obj, expr, args, frame)
     if (chosen := multimodal_configs.chosen_class(obj, args)) is not None:
         return frame.translator.construct(chosen, args)
-    if isinstance(obj, torch.jit.ScriptFunction) and (
-        node := frame.source.functions.get(ast.unparse(expr))
-    ):
-        return frame.translator.call_source(node, frame.source, args, frame)
+    if isinstance(obj, torch.jit.ScriptFunction):
+        # What was compiled, in whichever module it is written
+        obj = obj._torchdynamo_inline  # type: ignore[attr-defined]
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
     if (
