@@ -15,12 +15,12 @@ those of each token by the text up to it where the table says `by_prefix`. Where
 
 `check` does all of it for models that are filled: it runs the whole command, generates with the
 model file that came of it, and has the repository's class judge the texts. It prints a line a
-model: onboarded, refused and why, or WRONG; "not as expected" where the table says otherwise, and
-then the exit code is 1. OLD_TRANSFORMERS is a folder with the transformers of the years, a folder
-each (`pip install --target $OLD_TRANSFORMERS/4.33 transformers==4.33.3`), and of what models need
-besides (einops, ...) in `common`, plain code in place of packages whose kernels need a GPU (fla's
-`chunk_simple_gla`, mamba_ssm's `rmsnorm_fn`); where it has no folder of a year, the installed one is
-taken.
+model: onboarded, refused and why, WRONG, or not judged, where that class itself does not run; "not
+as expected" where the table says otherwise, and then the exit code is 1. OLD_TRANSFORMERS is a
+folder with the transformers of the years, a folder each (`pip install --target
+$OLD_TRANSFORMERS/4.33 transformers==4.33.3`), and of what models need besides (einops, ...) in
+`common`, plain code in place of packages whose kernels need a GPU (fla's `chunk_simple_gla`,
+mamba_ssm's `rmsnorm_fn`); where it has no folder of a year, the installed one is taken.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _verdict(out: Path, name: str, year: str, root: Path) -> str:
     for step, environment in steps:
         places = [str(out), name, *([] if step == "judge" else [str(root)]), str(logits)]
         if failed := _run([__file__, step, *places], environment):
-            return f"WRONG: {step}: {failed}"
+            return f"{'not judged' if step == 'judge' else f'WRONG: {step}'}: {failed}"
     return f"onboarded, {(root / 'error.txt').read_text()}"
 
 

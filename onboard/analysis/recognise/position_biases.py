@@ -17,7 +17,8 @@ def position_bias(recording: Recording) -> dict[str, Trait]:
     head.
     """
     for path, calls in recording.modules.items():
-        for name, value in calls[0].kwargs.items():
+        numbered = {f"argument {place}": value for place, value in enumerate(calls[0].args, 1)}
+        for name, value in (numbered | calls[0].kwargs).items():
             if (
                 isinstance(value, torch.Tensor)
                 and (error := deviation(value)) is not None

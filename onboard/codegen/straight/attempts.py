@@ -39,7 +39,8 @@ def straightened(
     config: PretrainedConfig,
     first: Untranslatable,
 ) -> str:
-    """Return the text that an attempt gives once the forwards that are in its way are straight.
+    """Return the text that an attempt gives once switches that are handed on are constants, or else the
+    forwards that are in its way are straight.
 
     Args:
         attempt: translates with `translator`.
@@ -49,6 +50,8 @@ def straightened(
     Raises:
         Untranslatable: the first one, which says what came of it.
     """
+    if (text := _with_constants(attempt, translator)) is not None:
+        return text
     error, said, refused = first, [], set[type]()
     leaves = [*_leaves(translator.findings)]
     positions = "position_ids" in uses.inputs_of(type(translator.model))
@@ -99,6 +102,22 @@ def unproven(error: Exception, model: nn.Module) -> Untranslatable:
     failed = Untranslatable(message, tuple(x for x in blocks if x != type(model).__name__))
     failed.__cause__ = error
     return failed
+
+
+def _with_constants(attempt: Callable[[], str], translator: Translator) -> str | None:
+    """Return the text of an attempt to which truth values, texts and None of this config are constants
+    where modules and functions are handed them; None where none are, or that leads nowhere.
+    """
+    if not translator.hands_switches:
+        return None
+    translator.decides_switches = True
+    try:
+        text = _anew(attempt, translator)
+        return None if doubt(text, translator.model) else text
+    except Untranslatable:
+        return None
+    finally:
+        translator.decides_switches = False
 
 
 def _anew(attempt: Callable[[], str], translator: Translator) -> str:

@@ -368,6 +368,10 @@ class Program(Protocol):
     """What the model's constructor makes of attributes of the config before it makes anything."""
     specialised: bool
     """Branches on the config are decided, and guarded, as this config has them."""
+    decides_switches: bool = False
+    """Truth values, texts and None of this config are constants to what they are handed."""
+    hands_switches: bool = False
+    """Something is handed what may be one."""
     pairs_positions: bool
     """Distances were found between counted positions, which tell nothing of the batch."""
     implementation: str
@@ -384,14 +388,10 @@ class Program(Protocol):
         """Whether transformers' model counts positions: what it counts is `position_ids` here."""
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
-        """Return what is known of an expression's value; statements that it needs first are
-        emitted.
-        """
+        """Return what is known of an expression's value; emit what it needs first."""
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
-        """Return a static condition's value in this config, the same for all modules of the
-        class.
-        """
+        """Return a static condition's value in this config, one for all modules of the class."""
 
     def guard(self, condition: ast.expr, frame: Frame) -> None:
         """Have `__init__` assert what this translation takes for granted."""

@@ -23,6 +23,9 @@ from onboard.codegen.translate.language.program.argument_facts import default_no
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState, Routine
+from onboard.codegen.translate.language.statements.assignments.between_methods import (
+    BETWEEN_METHODS,
+)
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, renamed
@@ -337,6 +340,8 @@ def _tensor_annotation(
         return fact.annotation
     if parameter == BETWEEN_LAYERS:
         return "dict[str, torch.Tensor]"
+    if parameter == BETWEEN_METHODS:
+        return argument_types.ANY_DICT
     if isinstance(fact, Code) and fact.form == SHARED:
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
     if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):

@@ -21,6 +21,7 @@ from onboard.codegen.translate.language.config_methods import call_config
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
+from onboard.codegen.translate.language.expressions.decisions import switched
 from onboard.codegen.translate.language.expressions.module_lists import (
     as_function,
     is_own_list,
@@ -144,7 +145,7 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
         case Instance():
             if _has_functions(callee, args, frame) and (forward := as_function(callee)):
                 return frame.translator.call_closure(forward, args, frame)
-            return frame.translator.call_module(callee, args, frame)
+            return frame.translator.call_module(callee, switched(args, frame), frame)
         case ModuleList() if (forward := own_method(callee, "forward")) is not None:
             return frame.translator.call_closure(forward, args, frame)
         case ModuleList():
@@ -233,7 +234,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case Instance(classes=classes) if all(
             frame.translator.has_method(cls, attr) for cls in classes
         ):
-            return frame.translator.call_module(owner, args, frame, attr)
+            return frame.translator.call_module(owner, switched(args, frame), frame, attr)
         case Instance() if attr == "register_buffer":
             frame.emit(ast.Expr(plain_call(attribute(owner.code(), attr), args).expr))
             return NONE
@@ -361,10 +362,9 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return _construct(obj, expr, args, frame)
     if (chosen := multimodal_configs.chosen_class(obj, args)) is not None:
         return frame.translator.construct(chosen, args)
-    if isinstance(obj, torch.jit.ScriptFunction) and (
-        node := frame.source.functions.get(ast.unparse(expr))
-    ):
-        return frame.translator.call_source(node, frame.source, args, frame)
+    if isinstance(obj, torch.jit.ScriptFunction):
+        # What was compiled, in whichever module it is written
+        obj = obj._torchdynamo_inline  # type: ignore[attr-defined]
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
     if (

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from onboard.analysis.source import find_method
+from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Config, Instance
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, stored_names
 from onboard.codegen.translate.language.trees.token_counts import as_many
-from onboard.codegen.translate.language.values import Code, Value
+from onboard.codegen.translate.language.values import Code, Known, Value
 
 
 def decided_here(test: Value, frame: Frame) -> bool | None:
@@ -71,20 +73,55 @@ def decided_by_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -
     Raises:
         Untranslatable: modules of the class differ in it, or it cannot be evaluated.
     """
+    values = {bool(value) for value in _in_modules(node, test, frame, config)}
+    if len(values) != 1:
+        raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
+    return values.pop()
+
+
+def switched(args: Args, frame: Frame) -> Args:
+    """Return a call's arguments with the switches that this config has, guarded, where these are
+    constants to what is called.
+    """
+    known = {key: _switch(item, frame) for key, item in args.keywords.items()}
+    return replace(
+        args, positional=[_switch(item, frame) for item in args.positional], keywords=known
+    )
+
+
+def _switch(value: Value, frame: Frame) -> Value:
+    """Return the truth value, text or None that a static value is in all modules of the class."""
+    if type(value) is not Code or not value.static or frame.cls is None:
+        return value
+    frame.translator.hands_switches = True
+    if not frame.translator.decides_switches:
+        return value
+    try:
+        first, *rest = _in_modules(value.expr, value, frame, frame.translator.config)
+    except Untranslatable:
+        return value
+    if not isinstance(first, bool | str | None) or any(first is not item for item in rest):
+        return value
+    same: ast.cmpop = ast.Eq() if isinstance(first, str) else ast.Is()
+    test = ast.Compare(value.expr, [same], [ast.Constant(first)])
+    return Known(first) if decided_here(Code(test, static=True), frame) else value
+
+
+def _in_modules(node: ast.expr, test: Value, frame: Frame, config: Any) -> list[Any]:
+    """Return a static value in a config, of each module of the class.
+
+    Raises:
+        Untranslatable: it cannot be evaluated.
+    """
     known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
     configs = {key: value.obj for key, value in known if value.copy is None}
     names = {**frame.source.namespace, "config": config, **configs, **_settings(frame)}
     own: list[Any] = [] if frame.cls is None else [*frame.translator.modules_of(frame.cls.cls)]
     try:
         code = ast.unparse(written_out(test.code(), frame))
-        values = {
-            bool(eval(code, {**names, **_own_arguments(module, frame)})) for module in own or [None]
-        }
+        return [eval(code, {**names, **_own_arguments(module, frame)}) for module in own or [None]]
     except Exception as error:
         raise Untranslatable(f"the condition {ast.unparse(node)}") from error
-    if len(values) != 1:
-        raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
-    return values.pop()
 
 
 def _settings(frame: Frame) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from onboard.codegen.translate.language.object_values import (
 from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.assignments.between_layers import left_behind
+from onboard.codegen.translate.language.statements.assignments.between_methods import left_before
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -375,6 +376,8 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
             return Code(path, static or _is_number(state, attr, frame), optional=optional)
     if not own and frame.translator.specialised and _is_left(state.cls, attr):
         return Unread(f"{state.cls.__name__}.{attr}, which its forward leaves there")
+    if own and value is None and (left := left_before(attr, frame)) is not None:
+        return left
     return module_fact(attr) or _class_attribute(state, attr, path, frame)
 
 

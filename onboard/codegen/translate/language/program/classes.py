@@ -27,7 +27,7 @@ from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.config_values import as_constants, gives_settings
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.calls import call_value
-from onboard.codegen.translate.language.expressions.decisions import decided_by_modules
+from onboard.codegen.translate.language.expressions.decisions import decided_by_modules, switched
 from onboard.codegen.translate.language.expressions.evaluate import evaluate
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
@@ -336,12 +336,12 @@ class Translator(Program):
     def _called(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
     ) -> Value:
-        args = closures.modules_called_once(node, as_constants(args, frame), frame)
+        args = closures.modules_called_once(node, switched(as_constants(args, frame), frame), frame)
         if (inlined := inline(self, node, source, args, frame.cls or frame.caller)) is not None:
             return inlined
         if frame.kind == "init" and args.static():
             return closures.in_constructor(self._call_of, node, source, args, frame)
-        if frame.kind == "forward" and gives_settings(args):
+        if frame.kind == "forward" and (self.decides_switches or gives_settings(args)):
             return closures.inside_or(self._call_of, node, source, args, frame)
         return self._call_of(node, source, args)
 

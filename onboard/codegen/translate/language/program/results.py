@@ -17,6 +17,11 @@ from onboard.codegen.translate.language.state import Routine
 from onboard.codegen.translate.language.statements.assignments.between_layers import (
     made_for_each_text,
 )
+from onboard.codegen.translate.language.statements.assignments.between_methods import (
+    BETWEEN_METHODS,
+    handed_to,
+    made_first,
+)
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import name, same_code, stored_names
 from onboard.codegen.translate.language.values import (
@@ -55,6 +60,10 @@ def finish_routine(routine: Routine, frame: Frame) -> None:
             routine.body = made_for_each_text(routine.body)
         else:
             routine.parameters.append(BETWEEN_LAYERS)
+    if BETWEEN_METHODS in used and routine.node.name != "forward":
+        routine.parameters.append(BETWEEN_METHODS)
+    if made := made_first(used, routine.node.name == "forward"):
+        routine.body = cleanup.clean([*made, *routine.body])
 
 
 def _as_seen(value: Value) -> Value:
@@ -184,7 +193,7 @@ def called(
     arguments = []
     for key in routine.omitting(bound):
         given = key in bound and not _is_counted(routine, key, bound[key], program)
-        value = bound[key] if given else _absent(routine, key, program)
+        value = bound[key] if given else _absent(routine, key, program, function)
         value = untransposed(value) if keeps_order else value
         arguments.append(value.passed(routine.argument_facts.get(key)))
     code = ast.Call(function, arguments, [])
@@ -205,12 +214,14 @@ def _is_counted(routine: Routine, key: str, value: Value, program: Program) -> b
     return key == "position_ids" and program.counts_positions and none_there
 
 
-def _absent(routine: Routine, key: str, program: Program) -> Value:
-    """Return what a call that leaves a parameter out passes for it."""
+def _absent(routine: Routine, key: str, program: Program, function: ast.expr) -> Value:
+    """Return what a call of `function` that leaves a parameter out passes for it."""
     if key == "position_ids" and program.counts_positions:
         return Code(name("position_ids"))
     if key == BETWEEN_LAYERS:
         return Code(name(BETWEEN_LAYERS))
+    if key == BETWEEN_METHODS:
+        return Code(handed_to(function))
     default = default_nodes(routine.node).get(key)
     return NONE if default is None else default_fact(default)
 

@@ -10,7 +10,6 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.bindings import function_around
-from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Code, Items, Unread, Value
 
 
@@ -55,9 +54,12 @@ def left(node: ast.For, start: Env, end: Env, frame: Frame) -> dict[str, Value]:
 
 
 def widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
-    """Have a variable be what the loop leaves in it, too, which is `end`."""
+    """Have a variable be what the loop leaves in it, too, which is `end`: where that has no translation,
+    neither has the variable, in the loop or behind it.
+    """
     if isinstance(end, Unread):
-        raise Untranslatable(end.reason)
+        frame.env.values[key] = end
+        return
     value = frame.env.values[key]
     form = sequence_of_all((value, end))
     code = lists.listed(value) if form == LIST and isinstance(value, Items) else value.code()

@@ -7,22 +7,27 @@ from __future__ import annotations
 import ast
 
 from onboard.analysis.tiny.tiny_prompts import first_token_is_plain
+from onboard.codegen.translate.language.expressions.decisions import statements_of
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.values import Code, Value
 from onboard.codegen.translate.mechanisms.attention.sdpa import is_of_several
 
 
 class OneTokenPaths(Mechanism):
-    """`if x.shape[1] == 1: ... return ...`, behind which the same is computed for any length."""
+    """`if x.shape[1] == 1: ... return ...`, behind which, or in whose other branch, the same is computed
+    for any length; of one text alone where the condition is `batch * length == 1`.
+    """
 
     def decided(self, node: ast.If, frame: Frame) -> bool | None:
         """It is not taken."""
-        ends = isinstance(node.body[-1], ast.Return) and not node.orelse
+        sides = [node.body, *([node.orelse] if node.orelse else [])]
+        ends = all(isinstance(side[-1], ast.Return) for side in sides)
         if not ends or frame.kind != "forward" or not frame.translator.specialised:
             return None
         match _without_false(frame.evaluate(node.test)):
             case ast.Compare(left=size, ops=[ast.Eq()], comparators=[ast.Constant(value=1)]):
-                several = ast.Compare(size, [ast.NotEq()], [ast.Constant(1)])
+                length = _length_of(size, frame)
+                several = ast.Compare(length, [ast.NotEq()], [ast.Constant(1)])
                 plain = first_token_is_plain(frame.translator.model)
                 return False if is_of_several(Code(several), frame) and plain else None
         return None
@@ -35,3 +40,21 @@ def _without_false(test: Value) -> ast.expr | None:
             return first
         case whole:
             return whole
+
+
+def _length_of(size: ast.expr, frame: Frame) -> ast.expr:
+    """Return the length of `batch * length`, which are sizes of one tensor; another size as it is."""
+    match size:
+        case ast.BinOp(left=ast.Name(batch), op=ast.Mult(), right=ast.Name(length)):
+            for statement in statements_of(frame):
+                match statement:
+                    case ast.Assign(
+                        targets=[ast.Tuple(elts=[ast.Name(first), ast.Name(second), *_])]
+                    ):
+                        if (first, second) == (batch, length) and _reads_sizes(statement.value):
+                            return size.right
+    return size
+
+
+def _reads_sizes(value: ast.expr) -> bool:
+    return ast.unparse(value).endswith((".shape", ".size()"))

@@ -19,6 +19,7 @@ from onboard.codegen.translate.language.object_values import (
     Self,
 )
 from onboard.codegen.translate.language.partial_classes import Partial
+from onboard.codegen.translate.language.statements.assignments import between_methods
 from onboard.codegen.translate.language.statements.assignments.kept import (
     is_cast,
     is_made_again,
@@ -61,6 +62,7 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
             return  # what one call would keep for the next
         if _mayremember(attr, frame):
             remember(attr, value, frame)
+            between_methods.leave(attr, frame.env.values[f"self.{attr}"], frame)
             return
         if is_made_again(attr, frame):
             return
