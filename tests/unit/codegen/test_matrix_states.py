@@ -14,7 +14,9 @@ import torch
 
 from onboard.analysis.recognise.mixers import probe_scan
 from onboard.analysis.recognise.recorder import HelperCall
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from tests.support.odd_code import GENERATE, run_apart, save_odd
+from tests.unit.codegen.conftest import Translate
 
 HELPER = """
 def mixed(training, receptance, key, value, time_decay, time_first, state):
@@ -156,3 +158,49 @@ def test_states_that_the_model_makes_of_zeros_are_left_to_the_cache(tmp_path: Pa
     assert not any(word in made["text"] for word in ("state[", "index", "unsqueeze"))
     for name, other in found.items():
         assert "error" in other, (name, other)
+
+
+TOY = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x, state=None):
+        if state is None:
+            MADE
+        return x if state is None else x + state[0].sum() + 2
+"""
+ZEROS = [
+    "one = 2; one = x.new_zeros(self.size); state = [one]",
+    "state = [torch.zeros(self.size).to(x.dtype) for _ in range(3)]",
+    "one = torch.zeros_like(x); state = (one, one.float())",
+    "size, other = self.size, 2; state = []; state.append(torch.zeros(size))",
+]
+
+
+@pytest.mark.parametrize("made", ZEROS)
+def test_zeros_are_not_made(made: str, translate: Translate) -> None:
+    _, _, forward = translate(TOY.replace("MADE", made), {"size": 3}, specialised=True)
+    assert forward == "return x"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "state = [torch.ones(self.size)]",
+        "one = torch.zeros(2); one = torch.ones(2); state = [one]",
+        "one = torch.zeros(2); one, two = torch.ones(2, 2); state = [one]",
+        "state = torch.zeros(self.size)",
+        "state = [torch.zeros(self.size), torch.full((2,), -1e38)]",
+        "state = [torch.zeros(self.size)]; state[0] -= 1e30",
+        "state = [torch.zeros(self.size)]; x = x.relu(); state.append(x)",
+    ],
+)
+def test_other_states_are(made: str, translate: Translate) -> None:
+    """Or they are refused."""
+    try:
+        _, _, forward = translate(TOY.replace("MADE", made), {"size": 3}, specialised=True)
+    except Untranslatable:
+        return
+    assert "+ 2" in forward

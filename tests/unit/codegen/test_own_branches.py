@@ -68,7 +68,7 @@ class Toy(nn.Module):
         super().__init__()
 
     def forward(self, x):
-        if ASKED and x.shape[-1] % 4 == 0:
+        if x.dtype in (torch.float16, torch.bfloat16) and x.shape[-1] % 4 == 0:
             x = x.relu()
         else:
             x = x.clamp(min=0)
@@ -76,22 +76,65 @@ class Toy(nn.Module):
 """
 
 
-IN_HALF = [
-    "x.dtype in (torch.float16, torch.bfloat16)",
-    "(x.dtype == torch.float16 or x.dtype == torch.bfloat16)",
-    "not x.dtype != torch.float16",
-]
+@pytest.mark.parametrize("same", [True, False])
+def test_paths_of_half_precision_are_left_out_where_they_lead_to_the_same(
+    same: bool, translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_tests, "same_in_half", lambda *_: same)
+    _, _, forward = translate(HALF, {}, specialised=True)
+    assert ("relu" not in forward) is same
+    assert ("dtype" not in forward) is same
+
+
+ONCE = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.done = False
+
+    def forward(self, x):
+        if ASKED:
+            BODY
+        return x + 1
+"""
+IN_HALF = {
+    "x.dtype == torch.float16": {torch.float16},
+    "(x.dtype == torch.bfloat16 or x.dtype == torch.float16)": {torch.float16, torch.bfloat16},
+    "x.shape[1] > 2 and x.dtype == torch.bfloat16": {torch.bfloat16},
+}
 
 
 @pytest.mark.parametrize("asked", IN_HALF)
-@pytest.mark.parametrize("same", [True, False])
-def test_paths_of_half_precision_are_left_out_where_they_lead_to_the_same(
-    same: bool, asked: str, translate: Translate, monkeypatch: pytest.MonkeyPatch
+def test_what_has_no_translation_is_left_out_of_half_precision_alone(
+    asked: str, translate: Translate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(half_tests, "same_in_half", lambda *_: same)
-    _, _, forward = translate(HALF.replace("ASKED", asked), {}, specialised=True)
-    assert ("relu" not in forward) is same
-    assert ("dtype" not in forward) is same
+    tried = set()
+
+    def same(_: nn.Module, dtype: torch.dtype) -> bool:
+        tried.add(dtype)
+        return True
+
+    monkeypatch.setattr(half_tests, "same_in_half", same)
+    text = ONCE.replace("ASKED", asked)
+    unknown = text.replace("BODY", "x = nowhere.to_be_found(x)")
+    _, _, forward = translate(unknown, {}, specialised=True)
+    assert forward == "return x + 1"
+    assert tried == IN_HALF[asked]
+    _, _, forward = translate(text.replace("BODY", "x = x.relu()"), {}, specialised=True)
+    assert "relu" in forward
+    monkeypatch.setattr(half_tests, "same_in_half", lambda *_: False)
+    with pytest.raises(Untranslatable, match="nowhere"):
+        translate(unknown, {}, specialised=True)
+
+
+def test_a_path_that_others_may_take_is_not_left_out(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_tests, "same_in_half", lambda *_: True)
+    for asked in ("x.dtype != torch.float16", "x.dtype == torch.float16 or x.shape[1] > 2"):
+        text = ONCE.replace("ASKED", asked).replace("BODY", "x = nowhere.to_be_found(x)")
+        with pytest.raises(Untranslatable, match="nowhere"):
+            translate(text, {}, specialised=True)
 
 
 class _Doubled(nn.Linear):

@@ -15,19 +15,41 @@ _HALVES = {torch.float16, torch.bfloat16}
 
 
 def is_of_a_half(op: ast.cmpop, left: Value, right: Value, frame: Frame) -> Known | None:
-    """Return that `x.dtype in (torch.float16, torch.bfloat16)` does not hold, nor `x.dtype ==` one
-    of them, where the model computes the same if it does; generated code has one path for all
-    dtypes.
+    """Return that `x.dtype in (torch.float16, torch.bfloat16)` does not hold, where the model
+    computes the same if it does; generated code has one path for all dtypes.
     """
-    if not frame.translator.specialised:
+    if not isinstance(op, ast.In | ast.NotIn) or not frame.translator.specialised:
         return None
-    match op, left, right:
-        case ast.In() | ast.NotIn(), Code(expr=ast.Attribute(attr="dtype"), static=False), Items():
-            named = {item.obj for item in right.items if isinstance(item, Global)}
+    match left, right:
+        case Code(expr=ast.Attribute(attr="dtype"), static=False), Items(items=items):
+            named = {item.obj for item in items if isinstance(item, Global)}
             if named == _HALVES and same_in_half(frame.translator.model):
                 return Known(isinstance(op, ast.NotIn))
-        case ast.Eq() | ast.NotEq(), Code(expr=ast.Attribute(attr="dtype"), static=False), Global():
-            half = right.obj in _HALVES
-            if half and same_in_half(frame.translator.model, right.obj):
-                return Known(isinstance(op, ast.NotEq))
     return None
+
+
+def only_in_half(test: Value, frame: Frame) -> bool:
+    """Whether a test holds in half precision alone, `x.dtype == torch.float16`, where the model
+    computes the same: a path behind it that has no translation may be left out.
+    """
+    if not isinstance(test, Code) or not frame.translator.specialised:
+        return False
+    named = _halves_of(test.expr)
+    return bool(named) and all(same_in_half(frame.translator.model, item) for item in named)
+
+
+def _halves_of(test: ast.expr) -> set[torch.dtype]:
+    """Return the dtypes in half precision without one of which a test does not hold; none where it
+    may hold for others.
+    """
+    match test:
+        case ast.BoolOp(op=op, values=parts):
+            found = [_halves_of(part) for part in parts]
+            if isinstance(op, ast.Or):
+                return set().union(*found) if all(found) else set()
+            return next(filter(None, found), set())
+        case ast.Compare(
+            left=ast.Attribute(attr="dtype"), ops=[ast.Eq()], comparators=[ast.Attribute() as right]
+        ):
+            return {half for half in _HALVES if ast.unparse(right) == str(half)}
+    return set()

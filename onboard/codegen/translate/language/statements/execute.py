@@ -11,6 +11,7 @@ from onboard.codegen.translate.language.expressions.branch_types import narrowed
 from onboard.codegen.translate.language.expressions.comprehensions import bind_target, iteration
 from onboard.codegen.translate.language.expressions.decisions import decided_by_part, decided_here
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
+from onboard.codegen.translate.language.expressions.half_tests import only_in_half
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
@@ -305,6 +306,8 @@ def _take(side: Side, frame: Frame) -> str | None:
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
     if (kept := short_texts(node, test, sides, frame)) is not None:
         return _take(kept, frame)
+    if not isinstance(sides[1], Untranslatable) and only_in_half(test, frame):
+        return _take(sides[1], frame)
     if not test.is_static or all(isinstance(side, Untranslatable) for side in sides):
         raise next(side for side in sides if isinstance(side, Untranslatable))
     try:

@@ -5,12 +5,13 @@ earlier tokens, of which a text has none at its beginning.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global
+from onboard.codegen.translate.language.trees.syntax import stored_names
 from onboard.codegen.translate.language.values import NONE
 
 _UNCHANGED = ("contiguous", "float", "to")
@@ -43,47 +44,46 @@ def _is_none(variable: str, frame: Frame) -> bool:
 
 
 def _makes_zeros(body: Sequence[ast.stmt], state: str, frame: Frame) -> bool:
-    """Whether statements make a tensor of zeros, or a list of such, and leave it in a variable;
-    others that they assign are sizes and zeros.
+    """Whether statements make a list of tensors of zeros, and leave it in a variable; others that
+    they assign are sizes and zeros. A tensor alone may be a mask, or numbers of types.
     """
     zeros: set[str] = set()
     filled = False
-
-    def is_zeros(value: ast.expr) -> bool:
-        return isinstance(value, ast.Name) and value.id in zeros or _is_zeros(value, frame)
-
     for statement in body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=variable)], value=value) if variable != state:
-                zeros |= {variable} if is_zeros(value) else set()
+                made = {variable} if _is_zeros(value, zeros, frame) else set()
+                zeros = zeros - {variable} | made
             case ast.Assign(targets=[ast.Tuple(elts=targets)]) if all(
                 isinstance(item, ast.Name) and item.id != state for item in targets
             ):
-                continue
+                zeros -= stored_names(targets)
             case ast.Assign(
                 targets=[ast.Name()], value=ast.List(elts=items) | ast.Tuple(elts=items)
-            ) if all(map(is_zeros, items)):
+            ) if all(_is_zeros(item, zeros, frame) for item in items):
                 filled = bool(items)
-            case ast.Assign(targets=[ast.Name()], value=ast.ListComp(elt=value) | value) if (
-                is_zeros(value)
+            case ast.Assign(targets=[ast.Name()], value=ast.ListComp(elt=item)) if _is_zeros(
+                item, zeros, frame
             ):
                 filled = True
             case ast.Expr(
                 value=ast.Call(
                     func=ast.Attribute(value=ast.Name(id=variable), attr="append"), args=[value]
                 )
-            ) if variable == state and is_zeros(value):
+            ) if variable == state and _is_zeros(value, zeros, frame):
                 filled = True
             case _:
                 return False
     return filled
 
 
-def _is_zeros(value: ast.expr, frame: Frame) -> bool:
-    """Whether an expression makes a tensor of zeros."""
+def _is_zeros(value: ast.expr, zeros: Collection[str], frame: Frame) -> bool:
+    """Whether an expression is a tensor of zeros; `zeros` are variables that are."""
     match value:
+        case ast.Name(id=variable):
+            return variable in zeros
         case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in _UNCHANGED:
-            return _is_zeros(inner, frame)
+            return _is_zeros(inner, zeros, frame)
         case ast.Call(func=ast.Attribute(attr="new_zeros")):
             return True
         case ast.Call(func=function):
