@@ -132,6 +132,7 @@ class Toy(nn.Module):
         ("b ... (j d) -> b ... j d", {"j": 2}, "x.view(2, 5, 2, 6)"),
         ("b s ... -> (b s) ...", {}, "x.flatten(0, 1)"),
         ("b ... -> b 1 ...", {}, "x.unsqueeze(1)"),
+        ("b s ... -> s b ...", {}, "x.transpose(0, 1)"),
     ],
 )
 def test_named_axes_become_methods(

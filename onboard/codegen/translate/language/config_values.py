@@ -121,6 +121,18 @@ def own_copy(owner: Setting | Mapping, frame: Frame) -> Value:
     return Mapping(dict(owner.items))
 
 
+def changed_copy(owner: Value, method: ast.Attribute, frame: Frame) -> Value:
+    """Return a dict of the config's that a constructor takes an item out of as a copy, which its
+    variable is from here on: whose dict it is has a copy of it for each module, or nothing reads the
+    item again.
+    """
+    match owner, method:
+        case Setting(value=dict()), ast.Attribute(value=ast.Name(id=variable), attr="pop"):
+            frame.env.values[variable] = as_mapping(owner, frame)
+            return frame.env.values[variable]
+    return owner
+
+
 def as_name(key: Value, frame: Frame) -> Value:
     """Return a text of the config as this config has it, guarded; others as they are."""
     found = _of_config(key, frame)

@@ -189,7 +189,7 @@ def _moved(value: Value, have: list[str], want: list[str], frame: Frame) -> Valu
     if have == want:
         return value
     if _REST in have:
-        raise Untranslatable("an einops pattern that moves axes behind ...")
+        return _swapped_ahead(value, have, want, frame)
     order = [have.index(axis) for axis in want]
     if order == [0, 2, 1, *range(3, len(order))]:
         return _method(value, "transpose", [Known(1), Known(2)], frame)
@@ -197,6 +197,14 @@ def _moved(value: Value, have: list[str], want: list[str], frame: Frame) -> Valu
         value = _method(value, "transpose", [Known(1), Known(2)], frame)
         return _method(value, "transpose", [Known(-1), Known(-2)], frame)
     return _method(value, "permute", [Known(item) for item in order], frame)
+
+
+def _swapped_ahead(value: Value, have: list[str], want: list[str], frame: Frame) -> Value:
+    """Return a tensor of any rank of whose first axes two change places."""
+    moved = [place for place, (old, new) in enumerate(zip(have, want, strict=True)) if old != new]
+    if not have[-1] == want[-1] == _REST or len(moved) != 2:
+        raise Untranslatable("an einops pattern that moves axes behind ...")
+    return _method(value, "transpose", list(map(Known, moved)), frame)
 
 
 def _together(value: Value, pattern: Pattern, frame: Frame) -> Value:

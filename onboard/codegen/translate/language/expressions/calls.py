@@ -83,6 +83,7 @@ def evaluate_call(node: ast.Call, frame: Frame) -> Value:
         owner = frame.settle(frame.evaluate(node.func.value))
         if objects.is_logger(owner):
             return NONE
+        owner = config_values.changed_copy(owner, node.func, frame)
         return _call_method(owner, node.func.attr, _arguments(node, frame), frame)
     callee = frame.evaluate(node.func)
     if isinstance(callee, Known):

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
+from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions import dicts
 from onboard.codegen.translate.language.expressions.module_lists import is_row, modules_of_row
@@ -32,6 +33,8 @@ from onboard.codegen.translate.language.values import (
     NONE,
     Code,
     Items,
+    Known,
+    Mapping,
     Mask,
     PaddingMask,
     Value,
@@ -67,7 +70,8 @@ def comprehension(
         return ModuleList(element.made, type(node)(element.code(), expr.generators))
     if isinstance(element, ModuleList | ModuleTable) and is_row(element):
         return ModuleRows(element, expr)
-    if element.equals(NONE) and not tests:
+    same = element.equals(NONE) or isinstance(element, Setting)
+    if same and not tests:
         return Repeated(element, expr)
     kind = TUPLES if sequence_of(element) == TUPLE else LIST
     form = kind if isinstance(node, ast.ListComp) else None
@@ -155,8 +159,14 @@ def _is_static(generator: ast.comprehension, env: Env) -> bool:
 
 def _substitute(assignment: ast.Assign, frame: Frame) -> None:
     (target,) = assignment.targets
-    assert isinstance(target, ast.Name)
     value = frame.evaluate(assignment.value)
+    if isinstance(target, ast.Subscript):
+        owner, key = frame.evaluate(target.value), frame.evaluate(target.slice)
+        if not (isinstance(owner, Mapping) and isinstance(key, Known) and value.is_static):
+            raise Untranslatable(f"a list whose elements change {ast.unparse(target)} first")
+        owner.items[key.value] = value
+        return
+    assert isinstance(target, ast.Name)
     if not (value.is_static or isinstance(value, Choice)):
         raise Untranslatable(
             f"a list whose elements are computed in several steps, {target.id} first"

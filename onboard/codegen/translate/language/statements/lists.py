@@ -6,9 +6,15 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
+from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.comprehensions import comprehension
-from onboard.codegen.translate.language.expressions.module_lists import is_row, joined, with_row
+from onboard.codegen.translate.language.expressions.module_lists import (
+    is_row,
+    joined,
+    parts_of,
+    with_row,
+)
 from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -39,8 +45,8 @@ class Filled(Exception):
 
 
 def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
-    """Return the list and its value when a loop does nothing but append to an empty one, or put new
-    modules in the places of all that it has.
+    """Return the list and its value when a loop does nothing but append to an empty one, or to one of
+    modules, or put new modules in the places of all that it has.
     """
     match node.body:
         case [
@@ -56,15 +62,20 @@ def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
             ),
         ]:
             known = frame.env.values.get(variable)
-            is_new = isinstance(known, Items) and not known.items
-            if not is_new or not all(map(_is_local, before)) or _carries(before):
+            parts = parts_of(known) if isinstance(known, Items) and known.items else ()
+            if not isinstance(known, Items) or parts is None:
+                return None
+            if not all(map(_is_local, before)) or _carries(before):
                 return None
             loop = ast.comprehension(node.target, node.iter, [], 0)
             made = ast.copy_location(ast.ListComp(item, [loop]), node)
             value = comprehension(
                 made, frame, [part for part in before if isinstance(part, ast.Assign)]
             )
-            return None if value is None else (name(variable, store=True), value)
+            more = parts_of(value) if parts else ()
+            if more is None:
+                return None
+            return name(variable, store=True), joined((*parts, *more)) if parts else value
     return None
 
 
@@ -106,10 +117,17 @@ def _turns(modules: Value) -> ast.expr | None:
 
 
 def without_repeated(node: ast.For, frame: Frame) -> ast.For:
-    """Return a loop over `zip(modules, [None] * length)` as one over the modules; the variable of
-    what is always the same is bound to it.
+    """Return a loop over `zip(modules, [None] * length)` as one over the modules, and one over
+    `enumerate([same for _ in range(n)])` as one over the numbers; the variable of what is always the
+    same is bound to it.
     """
     match node.iter, node.target:
+        case ast.Call(func=ast.Name(id="enumerate"), args=[ast.Name() as inner]), ast.Tuple(
+            elts=[ast.Name(id=number) as counted, ast.Name() as target]
+        ) if (turns := _turns_of(frame.evaluate(inner))) is not None:
+            same = ast.Assign([target], ast.Subscript(inner, name(number), ast.Load()))
+            body = [ast.copy_location(same, node), *node.body]
+            return ast.copy_location(ast.For(counted, turns, body, node.orelse), node)
         case ast.Call(func=ast.Name(id="enumerate") as function, args=[inner, *rest]), ast.Tuple(
             elts=[number, target]
         ):
@@ -135,6 +153,17 @@ def without_repeated(node: ast.For, frame: Frame) -> ast.For:
     return ast.copy_location(ast.For(target, over, node.body, node.orelse), node)
 
 
+def _turns_of(value: Value) -> ast.expr | None:
+    """Return what counts the items of a list whose items are all one dict of the config's."""
+    match value:
+        case Repeated(
+            item=Setting(),
+            expr=ast.ListComp(generators=[ast.comprehension(target=ast.Name(id="_"), iter=turns)]),
+        ) if ast.unparse(turns).startswith("range("):
+            return turns
+    return None
+
+
 def known_items(node: ast.expr, frame: Frame) -> Sequence[Value] | None:
     """Return what the rounds of a loop are over, where that is a known list in which modules are;
     None for others.
@@ -153,11 +182,13 @@ def known_items(node: ast.expr, frame: Frame) -> Sequence[Value] | None:
 
 
 def _is_local(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Assign)
-        and len(statement.targets) == 1
-        and isinstance(statement.targets[0], ast.Name)
-    )
+    """Whether a statement assigns a variable, or an item of one under a known key."""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Name() | ast.Subscript(value=ast.Name(), slice=ast.Constant(value=str()))]
+        ):
+            return True
+    return False
 
 
 def _carries(statements: Sequence[ast.stmt]) -> bool:
@@ -167,6 +198,11 @@ def _carries(statements: Sequence[ast.stmt]) -> bool:
     for statement in statements:
         assert isinstance(statement, ast.Assign)
         read = {item.id for item in ast.walk(statement.value) if isinstance(item, ast.Name)}
+        read |= {
+            target.value.id
+            for target in statement.targets
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
+        }
         early |= read - stored
         stored |= {item.id for item in statement.targets if isinstance(item, ast.Name)}
     return bool(early & stored)
