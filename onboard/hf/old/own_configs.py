@@ -12,8 +12,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.plain_config import OldFields, moved_field
 
-_MADE = "<string>"
-"""Where a constructor lies that was made of fields."""
+_MADE = inspect.getfile(PretrainedConfig)
+"""Where the code of a constructor lies that was made of fields."""
 _ENDING = "OwnCodeConfig"
 _AFTER = "__post_init__"
 
@@ -64,16 +64,16 @@ def _has_a_made_one(cls: Any) -> bool:
     repository one that is code.
     """
     own = issubclass(cls, PretrainedConfig) and not is_of_transformers(cls)
-    if not own or _AFTER in vars(cls) or inspect.get_annotations(cls) or not _is_made(cls):
+    if not own or _AFTER in vars(cls) or inspect.get_annotations(cls):
         return False
-    return not is_of_transformers(next(base for base in cls.__mro__[1:] if not _is_made(base)))
+    bases = (base for base in cls.__mro__[1:] if "__init__" in vars(base) and not _is_made(base))
+    return _is_made(cls) and not is_of_transformers(next(bases, PretrainedConfig))
 
 
 def _is_made(cls: Any) -> bool:
-    """Whether a class has no constructor that is code."""
-    made = vars(cls).get("__init__")
-    code = getattr(inspect.unwrap(made), "__code__", None) if made else None
-    return code is None or code.co_filename == _MADE
+    """Whether a class has a constructor that was made of fields."""
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
+    return code is not None and code.co_filename == _MADE
 
 
 def keep_own_steps(config_class: Any) -> None:
