@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,8 @@ from onboard.analysis.behaviour.position_fields import USUAL, position_field
 from onboard.analysis.repository_classes import bring_up_to_date, failed_first_values
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, survey_code
 from onboard.analysis.tiny import conditional_names
-from onboard.analysis.tiny.tiny_config import of_its_time, one_line
+from onboard.analysis.tiny.environment_reads import environment_reads
+from onboard.analysis.tiny.tiny_config import of_its_time, one_line, own_place
 from onboard.errors import OnboardError
 from onboard.hf import given_inputs
 from onboard.hf.json_floats import json_floats
@@ -40,6 +42,8 @@ from onboard.hub import known_type, with_own_type
 
 _INSTALLED: dict[str, list[str]] = {}
 """Model types whose code was imported -> what it took."""
+_environment: dict[str, str] = {}
+"""`file.py:12` -> the environment variable that is read there."""
 _written_for: dict[str, Any] = {}
 """Classes as `auto_map` names them -> the transformers that their config.json names, if any."""
 
@@ -64,9 +68,10 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     facts += [f"{at} imports {name}, which is not there" for name, at in survey.absent.items()]
     for name in survey.files:
         text = (folder / name).read_text(encoding="utf-8")
-        facts += interfaces.stay_on_cpu(text)
+        facts += [*_without_environment(name, text), *interfaces.stay_on_cpu(text)]
         for module, wanted in _imported_from_transformers(text):
             facts += names.provide(module, wanted)
+        facts += names.provide_by_stars(text)
     config_class, model_class = _standing(folder, survey, config, facts)
     facts += hide_later_tokens(_own_modules())
     facts += _position_facts(config_class, model_class, config)
@@ -74,6 +79,15 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
     _INSTALLED[model_type] = list(dict.fromkeys(facts))
     return _INSTALLED[model_type]
+
+
+def _without_environment(file: str, text: str) -> Iterator[str]:
+    """Note which environment variables a file reads; say which have no value."""
+    read = environment_reads(text)
+    for line, name in read.items():
+        _environment[f"{Path(file).name}:{line}"] = name
+    for name in sorted({name for name in read.values() if name not in os.environ}):
+        yield f"{file} reads the environment variable {name}, which has no value for it"
 
 
 def _own_modules() -> list[ModuleType]:
@@ -139,7 +153,7 @@ def _classes(
             facts += layer_outputs.give_tuples(PACKAGE)
             break
         except Exception as error:
-            module = _not_found(error)
+            module = not_found(error)
             if module.startswith(f"{PACKAGE}."):
                 raise lacking(
                     f"{module.removeprefix(f'{PACKAGE}.').replace('.', '/')}.py"
@@ -158,7 +172,7 @@ def _classes(
     return config_class, model_class
 
 
-def _not_found(error: BaseException | None) -> str:
+def not_found(error: BaseException | None) -> str:
     """Return the module whose absence an error says, or another one behind it; "" where none does:
     code may catch the error, to raise one with advice.
     """
@@ -179,8 +193,17 @@ def _failure(reference: str, what: str, error: Exception) -> OnboardError:
         return error
     return OnboardError(
         f"the model's code, {reference}, {what} ({one_line(error)})",
-        hint=of_its_time(_written_for.get(reference)),
+        hint=_advice(reference, error),
     )
+
+
+def _advice(reference: str, error: BaseException) -> str:
+    """Return what to do where a class, as `auto_map` names it, fails with an error."""
+    variable = _environment.get(own_place(error))
+    if variable is None or variable in os.environ:
+        return of_its_time(_written_for.get(reference))
+    no_value = f"{variable} is an environment variable, and this code gets none"
+    return f"{no_value}: write its value in a copy of the code"
 
 
 def bind_absent(model_type: str) -> bool:
@@ -274,10 +297,10 @@ def is_installed(model_type: object) -> bool:
     return model_type in _INSTALLED
 
 
-def what_to_do(model_class: type) -> str:
-    """Return what to do with code that fails."""
+def what_to_do(model_class: type, error: BaseException) -> str:
+    """Return what to do with code that fails with an error."""
     module = model_class.__module__.removeprefix(f"{PACKAGE}.")
-    return of_its_time(_written_for.get(f"{module}.{model_class.__name__}"))
+    return _advice(f"{module}.{model_class.__name__}", error)
 
 
 def facts_of(model_type: str) -> list[str] | None:

@@ -132,6 +132,8 @@ def _config_facts(config_class: Any, model_class: Any, config: Mapping[str, Any]
             "config.json has pruned_heads: transformers 4 left these out, and transformers 5 does not",
             hint="Use a checkpoint that keeps all its heads",
         )
+    if (_version(config) or 4) < 500:
+        yield from own_configs.inherit_constructors(config_class)
     if "rope_scaling" not in vars(config_class):
         config_class.rope_scaling = OLD_ROPE_SCALING
     if not hasattr(config_class, _TIES) or _was_overwritten(config_class, model_class, config):

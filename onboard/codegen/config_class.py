@@ -75,6 +75,7 @@ _EXPRESSIONS = (
     ),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context, ast.keyword),
 )
+_INHERITED: Any = ast.parse("def __init__(self, **kwargs): super().__init__(**kwargs)").body[0]
 _CLASS_VALUES = ("model_type", "attribute_map", "keys_to_ignore_at_inference")
 
 
@@ -138,6 +139,8 @@ def _methods(config_class: type[PretrainedConfig]) -> list[str]:
     writer = _Writer(config_class)
     functions = module_source(config_class.__module__).functions
     own = constructor_of(class_node(config_class))
+    if own is None and "__init__" not in vars(config_class):  # transformers would make it one
+        own = _INHERITED
     made = [] if own is None else [writer.constructor(written_out(own, functions))]
     return [*(ast.unparse(ast.fix_missing_locations(node)) for node in made), *writer.properties()]
 

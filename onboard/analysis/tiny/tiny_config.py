@@ -70,7 +70,7 @@ def tiny_config(config: PretrainedConfig, *, layers: int = 0) -> PretrainedConfi
 def one_line(error: BaseException) -> str:
     """Return an exception as one line of text, and where in a repository's own code it comes from."""
     reason = " ".join(f"{type(error).__name__}: {said_by(error)}".split())[:300].removesuffix(":")
-    place = _own_place(error)
+    place = own_place(error)
     return f"{reason}, at {place}" if place else reason
 
 
@@ -82,7 +82,7 @@ def of_its_time(version: object) -> str:
     return f"See whether it runs with {then}, and bring a copy up to date: {transformers.__version__} is here"
 
 
-def _own_place(error: BaseException) -> str:
+def own_place(error: BaseException) -> str:
     """Return `file.py:12` of the innermost line of a repository's own code; "" for none."""
     own = [
         f"{Path(frame.f_code.co_filename).name}:{line}"

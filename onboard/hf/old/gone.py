@@ -34,6 +34,8 @@ class Gone:
         """Stand for a decorated function while a file is imported; later raise `OnboardError`."""
         return self if _importing else self.refuse()
 
+    __add__ = __radd__ = __call__  # of what a file makes tables of, while it is imported
+
     def refuse(self) -> Never:
         """Raise `OnboardError`: what is not there is needed."""
         hint = self.hint if isinstance(self.hint, str) else self.hint()

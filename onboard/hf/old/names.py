@@ -6,6 +6,8 @@ refuses when it is called: of a repository's code most is for training and gener
 
 from __future__ import annotations
 
+import ast
+import builtins
 import functools
 import importlib
 import re
@@ -140,6 +142,44 @@ def provide(module: str, names: list[str]) -> list[str]:
             setattr(target, name, stand_in)
             facts.append(f"{full} {what}; a stand-in takes its place")
     return facts
+
+
+def provide_by_stars(text: str) -> list[str]:
+    """See to it that `from module import *` gives code the names that it has of transformers' modules
+    in no other way: these list today what such an import gives. Return what it took.
+    """
+    tree = ast.parse(text)
+    stars: list[Any] = [
+        importlib.import_module(str(node.module))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and str(node.module).split(".")[0] == "transformers"
+        and node.names[0].name == "*"
+    ]
+    facts = []
+    for name in _unbound(tree) if stars else ():
+        home = next((item for item in reversed(stars) if hasattr(item, name)), stars[-1])
+        facts += provide(home.__name__, [name])
+        if name not in getattr(home, "__all__", [name]):
+            home.__all__ = [*home.__all__, name]
+            facts.append(f"{home.__name__} lists its names, and {name} is none; * gives it, too")
+    return facts
+
+
+def _unbound(tree: ast.Module) -> list[str]:
+    """Return the names that code reads and binds nowhere, in the order of their first use."""
+    bound, read = {*vars(builtins), "__name__", "__file__"}, []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                read.append(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=str() as name):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.Import(names=taken) | ast.ImportFrom(names=taken):
+                bound |= {item.asname or item.name.split(".")[0] for item in taken}
+    return [name for name in dict.fromkeys(read) if name not in bound]
 
 
 def _attention_of(module: ModuleType, name: str) -> Any:

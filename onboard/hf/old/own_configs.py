@@ -12,6 +12,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.plain_config import OldFields, moved_field
 
+_MADE = inspect.getfile(PretrainedConfig)
+"""Where the code of a constructor lies that was made of fields."""
 _ENDING = "OwnCodeConfig"
 _AFTER = "__post_init__"
 
@@ -44,6 +46,34 @@ def read_moved_fields(config_class: Any) -> None:
     """Have a repository's config class show the fields that have moved, where it lacks them."""
     if "__getattr__" not in dir(config_class):
         config_class.__getattr__ = moved_field
+
+
+def inherit_constructors(config_class: Any) -> list[str]:
+    """Have classes that declare neither constructor nor fields take the constructor that a base
+    declares, as in transformers 4: transformers 5 makes each class one of its fields. Return what
+    was changed.
+    """
+    heirs = [cls for cls in config_class.__mro__ if _has_a_made_one(cls)]
+    for cls in heirs:
+        del cls.__init__
+    return [f"{cls.__name__} has the constructor of its base" for cls in heirs]
+
+
+def _has_a_made_one(cls: Any) -> bool:
+    """Whether a class of a repository has a constructor made of no fields, and a base of the
+    repository one that is code.
+    """
+    own = issubclass(cls, PretrainedConfig) and not is_of_transformers(cls)
+    if not own or _AFTER in vars(cls) or inspect.get_annotations(cls):
+        return False
+    bases = (base for base in cls.__mro__[1:] if "__init__" in vars(base) and not _is_made(base))
+    return _is_made(cls) and not is_of_transformers(next(bases, PretrainedConfig))
+
+
+def _is_made(cls: Any) -> bool:
+    """Whether a class has a constructor that was made of fields."""
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
+    return code is not None and code.co_filename == _MADE
 
 
 def keep_own_steps(config_class: Any) -> None:

@@ -55,6 +55,11 @@ WHOLE = ("einops",)
 """Packages whose every use is in `FORMS`: code that asks whether they are there is told so."""
 _INSTALLED_AS = {"fla": "flash-linear-attention"}
 """What is installed for a package, where another name would get something else."""
+_FOLDERS = {
+    *("lib", "libs", "utils", "util", "model", "models", "modules", "layers", "ops", "kernels"),
+    *("src", "core", "common", "quant", "quantization", "helpers", "tools", "config", "configs"),
+}
+"""What projects call folders of their own: packages of these names are somebody else's."""
 
 
 class _Absent(ModuleType):
@@ -69,14 +74,19 @@ class _Absent(ModuleType):
             raise AttributeError(leaf)
         full = f"{self.__name__}.{leaf}"
         package = full.split(".")[0]
-        return FORMS.get(full) or FORMS.get(f"{package}..{leaf}", Gone(full, _to_install))
+        return FORMS.get(full) or FORMS.get(f"{package}..{leaf}", Gone(full, to_install))
 
 
-def _to_install() -> str:
-    """Return the command that installs every package that is stood in for in part."""
-    wanted = sorted(_FINDER.packages.difference(WHOLE) or _FINDER.packages)
-    names = (_INSTALLED_AS.get(name, name.replace("_", "-")) for name in wanted)
-    return f"pip install {' '.join(names)}"
+def to_install(*packages: str) -> str:
+    """Return the command that installs packages, and every one that is stood in for in part; what
+    can only be a folder of the code's own project is named as that.
+    """
+    lacking = _FINDER.packages.union(packages)
+    wanted = sorted(lacking.difference(WHOLE) or lacking)
+    names = [_INSTALLED_AS.get(n, n.replace("_", "-")) for n in wanted if n not in _FOLDERS]
+    folders = ", ".join(name for name in wanted if name in _FOLDERS)
+    own = f"Put {folders}, of the code's own project, beside its files" if folders else ""
+    return "; ".join(filter(None, (own, f"pip install {' '.join(names)}" if names else "")))
 
 
 def is_missing(package: str) -> bool:

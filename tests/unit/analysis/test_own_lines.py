@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from onboard.analysis import repository
 from onboard.analysis.behaviour.apart import check_repeats
@@ -124,6 +125,20 @@ import torch
 from types import SimpleNamespace
 from torch import nn
 
+_scan = type("JITFunction", (), {"__module__": "triton.runtime.jit"})()
+
+def scanned(x):
+    return _launch(x)
+
+def _launch(x):
+    return _scan[(1,)](x)
+
+def guarded(function):
+    def wrapper(x):
+        with x.device.index:
+            return function(x)
+    return wrapper
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -144,24 +159,50 @@ _USUAL = "input_ids, position_ids=None, attention_mask=None"
         (
             _USUAL,
             "x = x if position_ids is None else x[:, :, position_ids[:, :, 9]]",
-            "takes no position_ids of several texts, .* at modeling_own.py:13",
+            "takes no position_ids of several texts, .* at modeling_own.py:27",
         ),
         (
             _USUAL,
             "x = torch.rand_like(x) if position_ids is None else x[:, :, position_ids[:, :, 9]]",
-            "at modeling_own.py:13; and it draws random numbers",
+            "at modeling_own.py:27; and it draws random numbers",
         ),
         (
             _USUAL,
             "x = None + 1 if position_ids is None else x[:, :, position_ids[:, :, 9]]",
-            "IndexError: .*, at modeling_own.py:13; with tokens alone: TypeError: .*:13",
+            "IndexError: .*, at modeling_own.py:27; with tokens alone: TypeError: .*:27",
+        ),
+        (
+            _USUAL,
+            "import no_such_products.ops",
+            "imports no_such_products, which is not here .*at modeling_own.py:27",
+        ),
+        (
+            _USUAL,
+            "x = None + 1 if input_ids is not None else _scan[(1,)](x)",
+            "runs Triton kernels, _scan first, which need a GPU, .*TypeError.*:27",
+        ),
+        (_USUAL, "x = guarded(scanned)(x)", "Triton kernels, _scan first, .*modeling_own.py:16"),
+        (
+            f"{_USUAL}, labels=None",
+            "loss = (labels[:, 1:] == 3).sum()",
+            "computes a loss whatever it is given: TypeError.*:27",
         ),
     ],
-    ids=["no tokens", "no positions", "random", "either way"],
+    ids=[
+        "no tokens",
+        "no positions",
+        "random",
+        "either way",
+        "package",
+        "kernel",
+        "around one",
+        "loss",
+    ],
 )
 def test_why_own_code_does_not_run_is_said_in_a_line(
-    signature: str, body: str, said: str, own: Any
+    signature: str, body: str, said: str, own: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     module = own(FAILING.replace("SIGNATURE", signature).replace("BODY", body))
     with pytest.raises(OnboardError, match=said) as caught:
         refuse_own_code(module.Model(), from_zero(prompt(0)))
@@ -171,9 +212,30 @@ def test_why_own_code_does_not_run_is_said_in_a_line(
 
 def test_the_hint_names_the_transformers_of_the_config(own: Any, monkeypatch: Any) -> None:
     model_class = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", "")).Model
-    assert "the transformers of its time" in repository.what_to_do(model_class)
+    assert "the transformers of its time" in repository.what_to_do(model_class, ValueError())
     monkeypatch.setitem(repository._written_for, "modeling_own.Model", "4.31.0")
-    assert "runs with transformers 4.31.0, and bring a copy" in repository.what_to_do(model_class)
+    assert "runs with transformers 4.31.0, and bring a copy" in repository.what_to_do(
+        model_class, ValueError()
+    )
+
+
+def test_the_hint_says_that_code_gets_no_environment(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FAILING.replace("BODY", 'os.getenv("OWN_NORM").lower()').replace(
+        "import", "import os,", 1
+    )
+    module = own(text.replace("SIGNATURE", _USUAL))
+    monkeypatch.setattr(repository, "_environment", {})
+    read = 'at = os.environ.get("OWN_AT", "here"); os.environ["OWN_OUT"] = at\n'
+    said = [*repository._without_environment("modeling_own.py", text + read)]
+    assert [item.split()[5] for item in said] == ["OWN_AT,", "OWN_NORM,"]
+    with pytest.raises(OnboardError, match="AttributeError.*modeling_own.py:27") as caught:
+        refuse_own_code(module.Model(), from_zero(prompt(0)))
+    assert str(caught.value.hint).startswith("OWN_NORM is an environment variable, and this code")
+    monkeypatch.setenv("OWN_AT", "there")
+    again = [*repository._without_environment("modeling_own.py", text + read)]
+    assert [item.split()[5] for item in again] == ["OWN_NORM,"]
 
 
 @pytest.mark.parametrize("drawn", [True, False])

@@ -367,6 +367,54 @@ def test_a_missing_package_is_stood_in_for_with_all_its_modules() -> None:
         del sys.modules[name]
 
 
+def test_a_folder_of_the_codes_project_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages._FINDER, "packages", {"einops"})
+    assert packages.to_install("flash_attn") == "pip install flash-attn"
+    monkeypatch.setattr(packages._FINDER, "packages", {"einops", "lib"})
+    own = "Put lib, of the code's own project, beside its files"
+    assert packages.to_install() == own
+    assert packages.to_install("flash_attn") == f"{own}; pip install flash-attn"
+
+
+def test_what_is_gone_can_be_added_to_while_a_file_is_imported() -> None:
+    gone = Gone("no_such_clients.errors", "pip install no-such-clients")
+    with importing():
+        assert [gone + ("b",), ("b",) + gone] == [gone, gone]
+    with pytest.raises(OnboardError, match=r"no_such_clients\.errors, which is not here"):
+        gone + ("b",)
+
+
+def test_a_star_gives_the_names_that_code_reads_of_modules_that_list_theirs_today() -> None:
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    listed = module.__all__
+    text = """
+from transformers.models.llama.modeling_llama import *
+from transformers.models.llama.configuration_llama import *
+
+@add_start_docstrings_to_model_forward(SOME_INPUTS_DOCSTRING)
+class Own(LlamaPreTrainedModel):
+    def forward(self, x: LlamaConfig, own=None):
+        try:
+            return [apply_rotary_pos_emb(y, own) for y in x]
+        except ValueError as error:
+            print(error)
+"""
+    try:
+        with pytest.raises(NameError):
+            exec(text, {})
+        facts = names.provide_by_stars(text)
+        taken: dict[str, Any] = {}
+        exec(text, taken)
+        assert taken["apply_rotary_pos_emb"] is module.apply_rotary_pos_emb
+        assert taken["LlamaConfig"] is LlamaConfig
+        assert isinstance(taken["SOME_INPUTS_DOCSTRING"], Gone)
+        assert "y" not in taken
+        assert any("apply_rotary_pos_emb" in fact for fact in facts)
+        assert names.provide_by_stars(text.replace(" *\n", " Own\n")) == []
+    finally:
+        module.__all__ = listed
+
+
 def test_a_package_that_is_missing_behind_an_error_is_found() -> None:
     def imported() -> None:
         try:
@@ -376,8 +424,8 @@ def test_a_package_that_is_missing_behind_an_error_is_found() -> None:
 
     with pytest.raises(ImportError) as caught:
         imported()
-    assert repository._not_found(caught.value) == "no_such_norms"
-    assert repository._not_found(ImportError("cannot import name x")) == ""
+    assert repository.not_found(caught.value) == "no_such_norms"
+    assert repository.not_found(ImportError("cannot import name x")) == ""
 
 
 @pytest.mark.parametrize(

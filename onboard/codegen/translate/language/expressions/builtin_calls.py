@@ -54,6 +54,8 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return Known(issubclass(dict, classes))
         case Mask():
             return Known(False)
+        case Self() if classes and frame.cls is not None:
+            return Known(issubclass(frame.cls.cls, classes))
         case Output(cls=type() as cls) | Result(shape=Output(cls=type() as cls)) if classes:
             return Known(issubclass(cls, classes))
         case Output() if {tuple, list, torch.Tensor}.issuperset(classes) and classes:

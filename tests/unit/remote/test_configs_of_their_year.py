@@ -1,0 +1,88 @@
+"""Config classes as code of transformers 4 has them: what their objects are made by, and show."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onboard.codegen.config_checks import check_same_values
+from onboard.codegen.config_class import plain_config_class
+from onboard.hf.old.own_configs import inherit_constructors
+
+_COMMON = """
+from transformers import PretrainedConfig
+
+
+class Common(PretrainedConfig):
+    def __init__(self, width=64, heads=None, **kwargs):
+        self.width = width
+        self.heads = width // 16 if heads is None else heads
+        super().__init__(**kwargs)
+"""
+_HEIR = """
+from {common} import Common
+
+
+class Between(Common):
+    pass
+
+
+class Heir(Between):
+    model_type = "heir"
+"""
+_FIELDS = """
+from transformers import PretrainedConfig
+
+
+class Heir(PretrainedConfig):
+    model_type = "heir"
+    width: int = 3
+"""
+_COUNT = itertools.count()
+
+
+@pytest.fixture
+def heir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the class `Heir` of a file beside another one, `Common`."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def heir(text: str) -> Any:
+        common, name = (f"of_their_year_{next(_COUNT)}" for _ in range(2))
+        (tmp_path / f"{common}.py").write_text(_COMMON)
+        (tmp_path / f"{name}.py").write_text(text.format(common=common))
+        importlib.invalidate_caches()
+        return importlib.import_module(name).Heir
+
+    yield heir
+    for name in [name for name in sys.modules if name.startswith("of_their_year_")]:
+        del sys.modules[name]
+
+
+def test_a_class_without_a_constructor_has_that_of_its_base_in_another_file(heir: Any) -> None:
+    made = heir(_HEIR)
+    assert not hasattr(made(width=32), "heads")  # transformers 5 makes it a constructor of its own
+    said = inherit_constructors(made)
+    assert said == [f"{name} has the constructor of its base" for name in ("Heir", "Between")]
+    assert (made(width=32).heads, made().width, made(own=3).own) == (2, 64, 3)
+    text = plain_config_class(made)
+    for _ in range(5):
+        values = {"width": 16 * random.randint(1, 9), "own": random.random()}
+        print(values)
+        check_same_values(made, text, values)
+        assert made.from_dict(values).heads == values["width"] // 16
+
+
+def test_a_class_that_declares_its_fields_keeps_the_constructor_made_of_them(heir: Any) -> None:
+    made = heir(_FIELDS)
+    assert inherit_constructors(made) == []
+    assert made().width == 3
+    both = heir(_HEIR + "    width: int = 5\n")
+    assert inherit_constructors(both) == ["Between has the constructor of its base"]
+    assert both().width == 5
