@@ -72,7 +72,7 @@ def _kinds(value: Any, window: int | None) -> list[str]:
             return [kind]
     if is_hiding_mask(value):
         return ["hidden"]
-    if isinstance(value, torch.Tensor) and value.dim() in (2, 3):
+    if isinstance(value, torch.Tensor) and value.dim() in (2, 3) and value.numel():
         return [_kind_of_square(value, window)]
     return [_kind(item) for item in value] if isinstance(value, tuple) else [""]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 _NORM = 0.7
 _DRAWN = "drawn_buffers"
@@ -32,6 +33,9 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
                 wide = max(tensor.shape[-1:], default=1) or 1  # some have no items
                 scale, shift = (wide**-0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
+        for norm in model.modules():
+            if isinstance(norm, _BatchNorm) and norm.running_var is not None:
+                norm.running_var.abs_()  # a statistic: there is no negative variance
     fill_integers(model, generator)
 
 

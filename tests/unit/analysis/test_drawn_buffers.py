@@ -1,4 +1,6 @@
-"""Buffers that a constructor fills: what it draws is a weight, what it computes a table."""
+"""Buffers that a constructor fills: what it draws is a weight, what it computes a table, and a variance
+is not negative.
+"""
 
 from __future__ import annotations
 
@@ -48,3 +50,19 @@ def test_a_model_whose_embeddings_are_a_buffer_does_not_draw_random_numbers(tmp_
     found = run_apart(GENERATE, [folder])["odd_words"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5
+
+
+def test_variances_of_norms_over_the_batch_are_positive(tmp_path: Path) -> None:
+    normed = """
+y = self.down(F.silu(self.gate(x)) * self.up(x))
+b, t, c = y.shape
+return self.bn(y.reshape(-1, c)).view(b, t, c)
+"""
+    folder = save_odd(tmp_path / "odd_batch", mlp=normed)
+    file, behind = folder / "modeling_odd.py", "        self.down ="
+    made = "        self.bn = nn.BatchNorm1d(config.hidden_size)\n"
+    file.write_text(file.read_text().replace(behind, made + behind))
+    found = run_apart(GENERATE, [folder])["odd_batch"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
+    assert "nn.BatchNorm1d(" in found["text"]

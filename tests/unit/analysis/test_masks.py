@@ -29,6 +29,11 @@ def added(length: int, shown: int | None) -> torch.Tensor:
     return torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
 
 
+def no_rows(length: int) -> torch.Tensor:
+    """Return what an expert computes that no token has chosen, [0, length]."""
+    return torch.zeros(0, length)
+
+
 class Masking(nn.Module):
     """Makes masks, and uses none."""
 
@@ -42,6 +47,7 @@ class Masking(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: object
     ) -> object:
         pair(input_ids.shape[1], attention_mask, self.window)
+        no_rows(input_ids.shape[1])
         if self.shown:
             added(input_ids.shape[1], self.shown)
         return type("Output", (), {"logits": self.head(input_ids)})

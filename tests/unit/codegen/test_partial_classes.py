@@ -253,3 +253,17 @@ def test_blocks_that_make_modules_of_several_classes_in_lists_are_several_classe
     text = HANDED.replace("return x + self.norm1(x)", through) if "norms" in body else HANDED
     written = _handed(translate, body, f"config, {first}", f"config, {last}", "None", text)
     assert written.count("class Block") == 2
+
+
+@pytest.mark.parametrize("made", ["partial(Norm, eps=0.5)", "partial(nn.LayerNorm, eps=0.25)"])
+def test_a_file_may_have_such_a_class(made: str, translate: Translate) -> None:
+    text = NORMED.replace("norm = MADE", "norm = Made").replace(
+        "class Toy", f"Made = {made}\n\n\nclass Toy"
+    )
+    state, init, _ = translate(text, SIZES, specialised=True)
+    assert "Made" not in init
+    head = "from torch.nn import LayerNorm\n"
+    ours, theirs = _made(head + _with_parts(state), SIZES), _made(text, SIZES)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(ours(x), theirs(x))

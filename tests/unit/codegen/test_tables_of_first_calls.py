@@ -99,3 +99,21 @@ def test_frequencies_that_a_text_beyond_all_positions_makes_anew_are_those_of_th
     assert found["odd_dynamic"].get("error") is None, found["odd_dynamic"]["error"]
     assert found["odd_dynamic"]["worst"] < 1e-5
     assert "changes under a condition" in found["odd_earlier"]["error"]  # texts get there
+
+
+def test_positions_of_such_a_table_may_be_divided_in_place(tmp_path: Path) -> None:
+    angles = 'angles = torch.einsum("i,j->ij", torch.arange(length, device=device, dtype=rates.dtype), rates)'
+    assert angles in _TABLES
+    in_place = """where = torch.arange(length, device=device, dtype=torch.float32)
+        where /= 4.0
+        angles = torch.outer(where, rates)"""
+    head = _TABLES.replace(angles, in_place)
+    folder = save_odd(tmp_path / "odd_scaled", head=head, attention=ATTENTION)
+    file, made = folder / "modeling_odd.py", "self.theta = config.rope_theta"
+    tables = "self.tables = Tables(self.size, config.rope_theta)"
+    file.write_text(file.read_text().replace(made, tables))
+    found = run_apart(GENERATE, [folder])["odd_scaled"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
+    assert "where / 4.0" in found["text"]
+    assert not found["recorded"]

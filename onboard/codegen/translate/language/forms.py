@@ -10,6 +10,12 @@ COMPLEX = "complex"
 POSITIONS = "positions"
 """Form of `position_ids` where they stand for positions of one row that transformers counts."""
 
+SCALED = "positions, scaled"
+"""Form of `POSITIONS` times or divided by a number: no indices."""
+
+COUNTED = (POSITIONS, SCALED)
+"""Forms of positions: integers that others read, too, so that nothing changes them in place."""
+
 TRIANGLE = "triangle"
 """Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or
 of its corner.

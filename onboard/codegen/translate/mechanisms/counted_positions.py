@@ -15,11 +15,13 @@ from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.expressions.items import item_of
 from onboard.codegen.translate.language.forms import (
+    COUNTED,
     EVERY,
     KEYS,
     POSITIONS,
     ROWS,
     ROWS_OF_HEADS,
+    SCALED,
     TABLE,
 )
 from onboard.codegen.translate.language.frame import Frame, Mechanism
@@ -27,7 +29,7 @@ from onboard.codegen.translate.language.state import Restart
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 
-_MADE = {POSITIONS: ROWS, EVERY: TABLE}
+_MADE = {POSITIONS: ROWS, SCALED: ROWS, EVERY: TABLE}
 """What is made of positions and a vector."""
 
 
@@ -105,10 +107,14 @@ class CountedPositions(Mechanism):
         return None
 
     def binary(self, op: ast.operator, left: Value, right: Value, frame: Frame) -> Value | None:
-        """Rows with a number."""
+        """Rows with a number, and positions that are scaled."""
         for rows, other in ((left, right), (right, left)):
             if isinstance(rows, Code) and rows.form in (ROWS, TABLE) and other.is_static:
                 return Code(ast.BinOp(left.code(), op, right.code()), form=rows.form)
+        if not isinstance(left, Code) or not right.is_static:
+            return None
+        if left.form in COUNTED and isinstance(op, ast.Mult | ast.Div):
+            return Code(ast.BinOp(left.code(), op, right.code()), form=SCALED)
         return None
 
 

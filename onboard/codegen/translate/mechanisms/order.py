@@ -31,6 +31,7 @@ from onboard.codegen.translate.mechanisms.layouts.rows_by_heads import RowsByHea
 from onboard.codegen.translate.mechanisms.library_attention.flash_calls import FlashCalls
 from onboard.codegen.translate.mechanisms.library_attention.multihead import TorchAttention
 from onboard.codegen.translate.mechanisms.long_texts import LongTexts
+from onboard.codegen.translate.mechanisms.masks.filled_slices import FilledSlices
 from onboard.codegen.translate.mechanisms.masks.one_token_paths import OneTokenPaths
 from onboard.codegen.translate.mechanisms.masks.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
@@ -84,6 +85,7 @@ MECHANISMS = Mechanisms(
         RowsByHeads(),
         ChosenKeys(),
         LayerMasks(),
+        FilledSlices(),
         Truths(),
         OneTokenPaths(),
         # A mask that none of the above took is added as it is.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import logging
@@ -39,6 +40,7 @@ from onboard.codegen.translate.language.object_values import (
     PlainObject,
     Self,
 )
+from onboard.codegen.translate.language.partial_classes import Partial, partial_class
 from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.assignments.between_layers import left_behind
@@ -94,8 +96,21 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
         return Known(obj)
     if frame.translator.specialised and (usual := usual_name(obj, identifier)) is not None:
         return Global(obj, usual)
+    if isinstance(obj, functools.partial) and (cls := _partial_of(obj, frame)) is not None:
+        return cls
     frame.translator.remember_global(identifier, obj, frame.source)
     return Global(obj, name(identifier))
+
+
+def _partial_of(obj: functools.partial[Any], frame: Frame) -> Partial | None:
+    """Return a class of modules that a file gives some arguments before any function is called,
+    `norm = partial(Norm, eps=1e-6)`; None of other functions.
+    """
+    if not (inspect.isclass(obj.func) and issubclass(obj.func, nn.Module)):
+        return None
+    called, *rest = (of_table(item, frame) for item in (obj.func, *obj.args))
+    keywords = {key: of_table(item, frame) for key, item in obj.keywords.items()}
+    return partial_class(Args([called, *rest], keywords, []))
 
 
 def is_own(entry: object, frame: Frame) -> bool:

@@ -12,6 +12,7 @@ from onboard.codegen.translate.language.expressions.comprehensions import bind_t
 from onboard.codegen.translate.language.expressions.decisions import decided_by_part, decided_here
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
 from onboard.codegen.translate.language.expressions.half_tests import only_in_half
+from onboard.codegen.translate.language.forms import COUNTED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
@@ -95,7 +96,7 @@ def _ann_assign(node: ast.AnnAssign, frame: Frame) -> None:
 
 
 def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
-    """A tensor is changed in place, as other names for it see; everything else is computed anew."""
+    """A tensor changes in place, as other names for it see; all else is made anew, and positions."""
     old = frame.evaluate(ast.copy_location(_as_load(node.target), node))
     operand = frame.settle(frame.evaluate(node.value))
     if isinstance(old, Unread) or frame.mechanisms.binary(node.op, old, operand, frame) is old:
@@ -104,8 +105,7 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
         isinstance(node.target, ast.Name)
         and node.target.id not in ("input_ids", "position_ids")  # who gave them reads them again
         and type(old) is Code
-        and not old.static
-        and not old.transposed
+        and not (old.static or old.transposed or old.form in COUNTED)
     ):
         frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, operand.code()), node)
         return

@@ -74,7 +74,7 @@ def is_of_several(causal: Value, frame: Frame) -> bool:
             left=length, ops=[ast.Gt() | ast.NotEq()], comparators=[ast.Constant(value=1)]
         ):
             written = ast.unparse(length)
-            sizes = _unpacked_sizes(frame) | _given_numbers(frame)
+            sizes = unpacked_sizes(frame) | _given_numbers(frame)
             return _SIZE.fullmatch(written) is not None or written in sizes
     return False
 
@@ -87,7 +87,7 @@ def _given_numbers(frame: Frame) -> set[str]:
     return {key for key in frame.env.values if key.isidentifier() and key not in made}
 
 
-def _unpacked_sizes(frame: Frame) -> set[str]:
+def unpacked_sizes(frame: Frame) -> set[str]:
     """Return the variables that are a tensor's sizes but for the first: `_, length, _ = x.shape`."""
     return {
         item.id
