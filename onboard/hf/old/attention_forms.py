@@ -158,7 +158,7 @@ def apply_rotary_emb(
     """
     turned = 2 * cos.shape[-1]
     part, rest = x[..., :turned], x[..., turned:]
-    cos, sin = (table[: x.shape[1]].unsqueeze(1) for table in (cos, sin))
+    cos, sin = (table[..., : x.shape[1], :].unsqueeze(-2) for table in (cos, sin))
     if interleaved:
         first, second = part[..., ::2], part[..., 1::2]
         pair = (first * cos - second * sin, first * sin + second * cos)

@@ -117,3 +117,30 @@ def test_positions_of_such_a_table_may_be_divided_in_place(tmp_path: Path) -> No
     assert found["worst"] < 1e-5
     assert "where / 4.0" in found["text"]
     assert not found["recorded"]
+
+
+_TURNED = """
+b, t, _ = x.shape
+q, k, v = (y.view(b, t, self.heads, self.size) for y in self.qkv(x).chunk(3, dim=-1))
+cos, sin = self.tables(x, t, position_ids.min())
+q, k = apply_rotary_emb_func(q, cos, sin), apply_rotary_emb_func(k, cos, sin)
+return self.out(flash_attn_func(q, k, v, causal=True).reshape(b, t, -1))
+"""
+
+
+def test_a_function_of_flash_attn_turns_by_such_a_table(tmp_path: Path) -> None:
+    imports = "from flash_attn import flash_attn_func\n"
+    imports += "from flash_attn.layers.rotary import apply_rotary_emb_func\n"
+    tables = _TABLES.replace("        angles = torch.cat((angles, angles), dim=-1)\n", "")
+    tables = tables.replace("[None, None, :, :]", "").replace("[:, :, :length, ...]", "[first:]")
+    tables = tables.replace("x, length=None", "x, length=None, first=0")
+    tables = tables.replace("if length > self", "length = length + first\n        if length > self")
+    folder = save_odd(tmp_path / "odd_turned", head=imports + tables, attention=_TURNED)
+    file, made = folder / "modeling_odd.py", "self.theta = config.rope_theta"
+    file.write_text(
+        file.read_text().replace(made, "self.tables = Tables(self.size, config.rope_theta)")
+    )
+    found = run_apart(GENERATE, [folder])["odd_turned"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
+    assert "torch.arange(length" not in found["text"]

@@ -13,6 +13,9 @@ POSITIONS = "positions"
 SCALED = "positions, scaled"
 """Form of `POSITIONS` times or divided by a number: no indices."""
 
+FIRST = "the first position"
+"""Form of the least of `POSITIONS`, from which on a table of the text has their rows."""
+
 COUNTED = (POSITIONS, SCALED)
 """Forms of positions: integers that others read, too, so that nothing changes them in place."""
 

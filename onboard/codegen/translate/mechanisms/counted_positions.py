@@ -17,6 +17,7 @@ from onboard.codegen.translate.language.expressions.items import item_of
 from onboard.codegen.translate.language.forms import (
     COUNTED,
     EVERY,
+    FIRST,
     KEYS,
     POSITIONS,
     ROWS,
@@ -72,6 +73,8 @@ class CountedPositions(Mechanism):
             return owner if _is_cut_behind_heads(index) else None
         if not isinstance(owner, Code) or owner.form not in (ROWS, TABLE):
             return None
+        if owner.form == ROWS and _is_from_first(node.slice, frame):
+            return owner
         if owner.form == TABLE:
             return _looked_up(owner, index, node, frame)
         match index:
@@ -93,7 +96,14 @@ class CountedPositions(Mechanism):
         return None
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
-        """The sizes of rows, and rows with dimensions of size one for what they are multiplied with."""
+        """The sizes of rows, rows with dimensions of size one for what they are multiplied with, and
+        the least of all positions.
+        """
+        if attr == "min" and isinstance(owner, Code) and not (args.positional or args.keywords):
+            counted = positions(frame)
+            if counted is not None and ast.unparse(owner.expr) == ast.unparse(counted.expr):
+                return replace(plain_call(attribute(owner.expr, attr), args), form=FIRST)
+            return None
         if attr in ("view", "reshape") and isinstance(owner, Code) and owner.form == ROWS:
             return _beside_heads(owner, args, frame)
         if attr != "size" or not isinstance(owner, Code) or owner.form != ROWS:
@@ -160,6 +170,15 @@ def is_cut(index: Value) -> bool:
             return True
         case Code(expr=ast.Slice(lower=None | ast.Constant(value=0), step=None), static=False):
             return True
+    return False
+
+
+def _is_from_first(index: ast.expr, frame: Frame) -> bool:
+    """Whether an index is `first:` of the first position."""
+    match index:
+        case ast.Slice(lower=ast.Name() as lower, upper=None, step=None):
+            value = frame.evaluate(lower)
+            return isinstance(value, Code) and value.form == FIRST
     return False
 
 
