@@ -14,6 +14,8 @@ from onboard.ops.triton.launch import INTERPRETED
 from tests.support.ops.naive import relative_error
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+HOPPER_SIZES = [(20, 128, 32), (70, 256, 16), (40, 512, 64)] if DEVICE == "cuda" else []
+"""Heads, rank and rotated channels of latent attention that has a kernel of its own on Hopper GPUs."""
 PAGE = 4
 SLOTS = 8
 PAGED = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")

@@ -25,6 +25,7 @@ from tests.support.ops.chosen_latents import sparse_mla
 from tests.support.ops.naive import relative_error
 from tests.support.ops.ragged import (
     DEVICE,
+    HOPPER_SIZES,
     PAGED,
     STEPS,
     Row,
@@ -91,7 +92,7 @@ def test_mla_with_a_scale_of_its_cache(step: str) -> None:
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("step", ["decode", "mixed"])
-@pytest.mark.parametrize(("heads", "rank", "rope"), [(16, 32, 8), (20, 128, 32), (70, 256, 16)])
+@pytest.mark.parametrize(("heads", "rank", "rope"), [(16, 32, 8), *HOPPER_SIZES])
 def test_mla_in_low_precision(
     heads: int, rank: int, rope: int, step: str, dtype: torch.dtype
 ) -> None:
