@@ -15,9 +15,9 @@ from torch import Tensor
 
 from onboard.ops.attention.attention_kernels import combine_kernel, write_cache_kernel
 from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
-from onboard.ops.latent_attention.hopper_mla import attend_decoding, suits
 from onboard.ops.latent_attention.mla import fake_mla
 from onboard.ops.latent_attention.mla_kernels import mla_kernel
+from onboard.ops.latent_attention.triton_hopper_mla import attend_decoding, suits
 from onboard.ops.library import register_op
 from onboard.ops.rope.triton_rope import turn_heads
 from onboard.ops.triton.launch import (

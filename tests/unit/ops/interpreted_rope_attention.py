@@ -12,10 +12,10 @@ import torch
 import onboard.ops  # noqa: F401
 from onboard.ops.attention.cached_attention import write_tokens
 from onboard.ops.attention.rotation_kernels import Rotation
-from onboard.ops.latent_attention import hopper_mla
 from onboard.ops.latent_attention import triton_cached_mla as cached_mla
-from onboard.ops.latent_attention.hopper_mla import absorbed_queries
+from onboard.ops.latent_attention import triton_hopper_mla as hopper_mla
 from onboard.ops.latent_attention.triton_cached_mla import absorb_keys
+from onboard.ops.latent_attention.triton_hopper_mla import absorbed_queries
 from tests.support.ops.naive import (
     Options,
     cached_attention,

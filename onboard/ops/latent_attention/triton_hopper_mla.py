@@ -151,7 +151,7 @@ def _launch(
     scale: float,
 ) -> None:
     # Where it runs, and nowhere else, Gluon is asked for
-    from onboard.ops.latent_attention.hopper_mla_kernel import hopper_mla_kernel
+    from onboard.ops.latent_attention.hopper_mla_kernels import hopper_mla_kernel
 
     _, heads, channels = queries.shape
     hopper_mla_kernel[grid](
