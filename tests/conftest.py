@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -86,9 +87,14 @@ def _lot(item: pytest.Item) -> tuple[str, str] | None:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
+def warm() -> Warm:
     """`python -m` without the seconds that its imports take."""
-    from tests.support.warm import started
+    from tests.support.warm import shared
 
-    with started() as process:
-        yield process
+    return shared()
+
+
+def pytest_unconfigure() -> None:
+    """End what tests were forked from."""
+    if support := sys.modules.get("tests.support.warm"):
+        support.end()

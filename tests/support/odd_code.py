@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+from tests.support.warm import run_program
 
 _CONFIG = """
 from transformers import PretrainedConfig
@@ -218,15 +218,8 @@ print("FOUND" + json.dumps(found))
 
 
 def run_apart(program: str, folders: list[Path]) -> dict[str, Any]:
-    """Run a program in a process of its own, for this one must never have the code imported; return
-    what it prints as JSON behind `FOUND`.
-    """
-    made = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, *map(str, folders)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "FOUND" in made.stdout, made.stderr[-3000:]
-    found: dict[str, Any] = json.loads(made.stdout.rpartition("FOUND")[2])
+    """Run a program in a process of its own; return what it prints as JSON behind `FOUND`."""
+    printed = run_program(program, *folders)
+    assert "FOUND" in printed, printed[-3000:]
+    found: dict[str, Any] = json.loads(printed.rpartition("FOUND")[2])
     return found

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tests.support.checkpoints import save_tokenizer
+from tests.support.warm import run_program
 
 CODE = Path(__file__).parent / "remote_code"
 _SAVE = """
@@ -31,17 +30,11 @@ config.save_pretrained(folder / "saved")
 
 
 def save_remote(style: str, folder: Path, **fields: Any) -> Path:
-    """Save a random checkpoint of a style's model with its code beside it; return the folder.
-
-    The weights are made in a process of their own, for this one must never have the code imported.
-    """
+    """Save a random checkpoint of a style's model with its code beside it; return the folder."""
     shutil.copytree(CODE / style, folder, ignore=shutil.ignore_patterns("__pycache__"))
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-    made = subprocess.run(
-        [sys.executable, "-c", _SAVE, str(folder)], capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr[-3000:]
+    run_program(_SAVE, folder)
     saved = folder / "saved"
     config = json.loads((saved / "config.json").read_text())
     path.write_text(json.dumps({**config, "auto_map": json.loads(path.read_text())["auto_map"]}))

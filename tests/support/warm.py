@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +26,7 @@ from onboard.workflow.processes.programs import run_as_main
 if TYPE_CHECKING:
     from onboard.workflow.phase import RunContext
 
+_KEPT = ExitStack()
 SERVE = "import sys; from tests.support.warm import serve; serve(sys.argv[1])"
 
 
@@ -45,6 +47,27 @@ def started() -> Iterator[Warm]:
                 yield Warm(str(address))
             finally:
                 server.kill()
+
+
+@cache
+def shared() -> Warm:
+    """Return the way to one that all tests of this process fork from, until `end`."""
+    return _KEPT.enter_context(started())
+
+
+def end() -> None:
+    """End the shared process, if there is one."""
+    _KEPT.close()
+    shared.cache_clear()
+
+
+def run_program(text: str, *words: str | Path) -> str:
+    """Run `python -c TEXT WORDS` in a process of its own, for this one must never have the code of a
+    model imported; return what it prints.
+    """
+    done = shared()("tests.support.program", text, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 class Warm:

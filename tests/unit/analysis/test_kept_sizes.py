@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.support.remote_models import CODE
+from tests.support.warm import run_program
 
 SIZES = """
 import json, sys
@@ -53,15 +52,7 @@ def _checkpoint(folder: Path, said: int, written: int, *, cuts: bool = False) ->
 def test_a_size_that_code_has_as_a_number_stays(tmp_path: Path) -> None:
     folders = [_checkpoint(tmp_path / f"wide{said}", said, 176) for said in (176, 192)]
     folders.append(_checkpoint(tmp_path / "cut96", 96, 96, cuts=True))
-    # in a process of its own, for this one must never have the code imported
-    made = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SIZES, *folders],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr[-3000:]
-    kept, refused, cut = made.stdout.strip().splitlines()
+    kept, refused, cut = run_program(SIZES, *folders).strip().splitlines()
     assert kept == "176 False"  # and no other field of the checkpoint's
     assert "the model's own code fails on a small model of this config" in refused
     assert cut == "96 True"  # no text is as long as the checkpoint's vocabulary

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from onboard.analysis.source import find_method
 from onboard.hf.old import flash_by_name, names
 from onboard.hf.old.gone import Gone
 from onboard.hf.old.rotary_forms import take_device
+from tests.support.warm import run_program
 
 
 class _Derived(llama.LlamaDecoderLayer):
@@ -165,15 +164,8 @@ def test_a_small_model_has_every_class_of_layers_and_as_many_as_its_code_needs(
         "x = self.layers[5](self.words(input_ids) + position_ids[..., None])",
     )
     folders = [_saved(tmp_path, "numbered", NUMBERED), _saved(tmp_path, "needing", needing)]
-    # in a process of its own, for this one must never have the code imported
-    made = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BUILT, *map(str, folders)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr[-3000:]
-    first, again, said, longer, longer_again, said_of_it = made.stdout.splitlines()
+    printed = run_program(BUILT, *folders)
+    first, again, said, longer, longer_again, said_of_it = printed.splitlines()
     assert set(first.split()) == {"Narrow", "Wide"}
     assert first == again
     assert "position_ids" not in said
