@@ -13,11 +13,12 @@ import torch
 import triton
 from torch import Tensor
 
-from onboard.ops.attention.attention_kernels import combine_kernel, write_cache_kernel
+from onboard.ops.attention.attention_kernels import write_cache_kernel
 from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
 from onboard.ops.latent_attention.mla import fake_mla
 from onboard.ops.latent_attention.mla_kernels import mla_kernel
 from onboard.ops.latent_attention.triton_hopper_mla import attend_decoding, suits
+from onboard.ops.latent_attention.triton_joined_parts import MOST_SPLITS, join_parts
 from onboard.ops.library import register_op
 from onboard.ops.rope.triton_rope import turn_heads
 from onboard.ops.triton.launch import (
@@ -32,9 +33,6 @@ from onboard.ops.triton.launch import (
 )
 from onboard.ops.triton.ragged_blocks import most_blocks
 
-MOST_SPLITS = 128
-COMBINED_CHANNELS = 128
-"""What one warp joins: programs so small that many run at a time."""
 ROWS, KEYS = 64, 64
 """Of the widest tile: what the accumulators leave of the registers, and what two buffers leave of
 shared memory.
@@ -206,12 +204,7 @@ def _attend(
         **turning, num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
     if plan.splits > 1:
-        channels = min(COMBINED_CHANNELS, tile_width(rank))
-        combine_kernel[(sequences, heads, triton.cdiv(rank, channels))](
-            out, parts, lse, cu_seqlens, kv_lens, None, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
-            HAS_SINKS=False, SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels, num_warps=1,
-            **overlaps(queries.device),
-        )  # fmt: skip
+        join_parts(out, parts, lse, cu_seqlens, kv_lens, sequences, plan.keys)
     return out
 
 

@@ -6,9 +6,9 @@ import torch
 import triton
 from torch import Tensor
 
-from onboard.ops.attention.attention_kernels import combine_kernel
 from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
 from onboard.ops.latent_attention.absorb_kernels import absorb_kernel
+from onboard.ops.latent_attention.triton_joined_parts import MOST_SPLITS, join_parts
 from onboard.ops.triton.launch import (
     dot_type,
     is_hopper,
@@ -20,12 +20,10 @@ from onboard.ops.triton.launch import (
     tile_width,
 )
 
-MOST_SPLITS = 128
 ROWS, KEYS = 64, 64
 """Of a tile: two of keys and one of queries are all that shared memory holds."""
 TOKENS, CHANNELS = 64, 128
 """Most of a tile of the kernel in front."""
-COMBINED_CHANNELS = 128
 _RANKS, _ROPES = (128, 256, 512), (16, 32, 64)
 """Sizes of latents and of what has positions that the kernel's tiles have."""
 _FEWEST_HEADS = 17
@@ -101,11 +99,7 @@ def attend_decoding(
         scale,
     )
     if splits > 1:
-        channels = min(COMBINED_CHANNELS, rank)
-        combine_kernel[(sequences, heads, triton.cdiv(rank, channels))](
-            out, parts, lse, cu_seqlens, kv_lens, None, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
-            HAS_SINKS=False, SPLITS=splits, BLOCK_N=KEYS, BLOCK_VALUE=channels, num_warps=1, **overlaps(out.device),
-        )  # fmt: skip
+        join_parts(out, parts, lse, cu_seqlens, kv_lens, sequences, KEYS)
     return out
 
 
