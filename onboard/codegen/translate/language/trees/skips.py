@@ -1,11 +1,14 @@
-"""Loop bodies with `continue`, functions that give nothing with an early `return`, and those that do
-nothing but choose what to give, written without.
+"""Loop bodies with `continue`, functions that give nothing with an early `return`, constructors with
+any, and functions that do nothing but choose what to give, written without.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from copy import deepcopy
+
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, if_statement
 
 
 def without_continue(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -34,6 +37,35 @@ def without_continue(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 def _skips(body: Sequence[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Continue)
+
+
+def without_returns(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of a constructor, behind whose last one others may be put: what follows a
+    condition that may return stands on the sides that do not.
+
+    Raises:
+        Untranslatable: a loop returns.
+    """
+    for index, statement in enumerate(body):
+        if not _returns(statement):
+            continue
+        before, after = list(body[:index]), body[index + 1 :]
+        match statement:
+            case ast.Return():
+                return before
+            case ast.If(test=test, body=inside, orelse=other):
+                sides = [without_returns([*side, *deepcopy(after)]) for side in (inside, other)]
+                return [*before, *([if_statement(test, *sides)] if any(sides) else [])]
+        raise Untranslatable("a constructor whose loop returns")
+    return list(body)
+
+
+def _returns(statement: ast.AST) -> bool:
+    """Whether a statement may return from the function that it is in."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.expr):
+        return False
+    inside = ast.iter_child_nodes(statement)
+    return isinstance(statement, ast.Return) or any(_returns(item) for item in inside)
 
 
 def without_early_returns(body: Sequence[ast.stmt]) -> list[ast.stmt]:
