@@ -143,18 +143,19 @@ def test_linear_attention_with_decays_of_channels_is_the_op(scale: float | None,
 
 def test_arguments_that_versions_have_in_other_places_are_given_by_name_alone(draw: Any) -> None:
     """What follows the tensors was a chunk's length once, a state, or the scale: where it is `g_gamma`
-    today a number would be taken for decays.
+    today a number would be taken for decays. Behind those of `fused_recurrent_kda` are its gate's.
     """
     q, beta = draw(1, 3, 2, 4), draw(1, 3, 2)
     cases: tuple[tuple[Form, tuple[torch.Tensor, ...]], ...] = (
-        (forms.chunk_delta_rule, (q, q, q, beta)),
-        (forms.chunk_gated_delta_rule, (q, q, q, beta, beta)),
-        (forms.chunk_simple_gla, (q, q, q, beta)),
+        (partial(forms.chunk_delta_rule, head_first=False), (q, q, q, beta)),
+        (partial(forms.chunk_gated_delta_rule, head_first=False), (q, q, q, beta, beta)),
+        (partial(forms.chunk_simple_gla, head_first=False), (q, q, q, beta)),
+        (forms.chunk_kda, (q, q, q, q, beta)),
     )
     for form, tensors in cases:
-        form(*tensors, head_first=False)
+        form(*tensors)
         with pytest.raises(TypeError, match="positional"):
-            form(*tensors, 16, head_first=False)
+            form(*tensors, 16)
     with pytest.raises(NotImplementedError, match="gv: no form here"):
         forms.fused_recurrent_gla(q, q, q, q, q, head_first=False)
     with pytest.raises(NotImplementedError, match="a scale of -1"):
