@@ -59,8 +59,14 @@ class _Model(nn.Module):
         super().__init__()
         self.orders, self.padding, self.told = orders, padding, told
 
-    def forward(self, input_ids: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
         assert input_ids is not None
+        assert attention_mask is None or attention_mask.shape == input_ids.shape
         input_ids = nn.functional.pad(input_ids, (0, self.padding))
         x = input_ids[..., None, None] * torch.linspace(-1, 1, 12).view(3, 4)
         outs = [self.read(x, heads_first) for heads_first in self.orders]
@@ -85,13 +91,21 @@ def test_the_texts_length_shows_the_order(heads_first: bool) -> None:
     ids, like_heads = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]), torch.tensor([[3, 1, 4]])
     said, model = _Model(False, head_first=False), _watched(heads_first)
     with pytest.raises(NotImplementedError, match="nothing tells whether heads or tokens"):
-        model(like_heads)
+        model(like_heads, past_key_values=[])
     assert token_axis.shown_by(type(model)) is None
     torch.testing.assert_close(model(input_ids=ids), said(ids))
     assert token_axis.shown_by(type(model)) is heads_first
     torch.testing.assert_close(model(like_heads), said(like_heads))
     x = torch.linspace(-1, 1, 48).view(1, 4, 3, 4)  # a part of the model by itself
     torch.testing.assert_close(model.read(x, heads_first), said.read(x, False))
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_a_first_text_that_shows_nothing_is_read_twice_over(heads_first: bool) -> None:
+    said, model = _Model(False, head_first=False), _watched(heads_first)
+    text = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    torch.testing.assert_close(model(text, attention_mask=torch.ones_like(text)), said(text))
+    assert token_axis.shown_by(type(model)) is heads_first
 
 
 def test_an_order_that_nothing_shows_is_refused() -> None:

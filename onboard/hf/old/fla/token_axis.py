@@ -29,24 +29,43 @@ _now = Shown()
 """What the model that ran last has shown: parts of it may run alone."""
 
 
+class _UntoldError(NotImplementedError):
+    """A text with as many tokens as there are heads shows nothing."""
+
+
 def watch(model_class: Any) -> None:
-    """Have a class's forward say how long the text is that it is given."""
+    """Have a class's forward say how long the text is that it is given; one that shows nothing is read
+    twice over before, where the model keeps nothing of it.
+    """
     if hasattr(model_class.forward, "shown"):
         return
     forward, shown = model_class.forward, Shown()
 
     @functools.wraps(forward)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _now
-        _now = shown
-        shown.length = _length(*args[:1], **kwargs)
         try:
-            return forward(self, *args, **kwargs)
-        finally:
-            shown.length = None
+            return _told(shown, _length(*args[:1], **kwargs), forward, self, *args, **kwargs)
+        except _UntoldError:
+            named = dict(zip(("input_ids",), args, strict=False)) | kwargs
+            text, mask = named.get("input_ids"), named.get("attention_mask")
+            if not isinstance(text, torch.Tensor) or kwargs.get("past_key_values") is not None:
+                raise
+        doubled = {} if mask is None else {"attention_mask": mask.repeat(1, 2)}
+        _told(shown, 2 * text.shape[1], forward, self, input_ids=text.repeat(1, 2), **doubled)
+        return _told(shown, text.shape[1], forward, self, *args, **kwargs)
 
     watched.shown = shown  # type: ignore[attr-defined]
     model_class.forward = watched
+
+
+def _told(shown: Shown, length: int | None, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a forward gives that reads a text of so many tokens."""
+    global _now
+    _now, shown.length = shown, length
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        shown.length = None
 
 
 def _length(input_ids: Any = None, inputs_embeds: Any = None, **_: Any) -> int | None:
@@ -76,7 +95,7 @@ def heads_come_first(tensors: Sequence[torch.Tensor], said: bool | None) -> bool
     if here is None:
         here = _now.heads_first
     if here is None:
-        raise NotImplementedError("nothing tells whether heads or tokens come first: no form here")
+        raise _UntoldError("nothing tells whether heads or tokens come first: no form here")
     if _now.heads_first not in (None, here):
         raise NotImplementedError("heads come first in some calls, tokens in others: no form here")
     _now.heads_first = here
