@@ -33,6 +33,7 @@ from onboard.hf.old import (
     packages,
     rotary_forms,
 )
+from onboard.hf.old.fla import token_axis
 from onboard.hf.old.given_logits import given_by
 from onboard.hf.old.gone import GoneModule, importing
 from onboard.hf.old.layers import attention_modules, layer_outputs
@@ -74,6 +75,7 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
         facts += names.provide_by_stars(text)
     config_class, model_class = _standing(folder, survey, config, facts)
     facts += hide_later_tokens(_own_modules())
+    _watch(model_class)
     facts += _position_facts(config_class, model_class, config)
     CONFIG_MAPPING.register(model_type, config_class, exist_ok=True)
     AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
@@ -88,6 +90,12 @@ def _without_environment(file: str, text: str) -> Iterator[str]:
         _environment[f"{Path(file).name}:{line}"] = name
     for name in sorted({name for name in read.values() if name not in os.environ}):
         yield f"{file} reads the environment variable {name}, which has no value for it"
+
+
+def _watch(model_class: Any) -> None:
+    """Have what stands in for functions of flash-linear-attention see how long texts are."""
+    if packages.stands_in("fla"):
+        token_axis.watch(model_class)
 
 
 def _own_modules() -> list[ModuleType]:
@@ -211,6 +219,7 @@ def bind_absent(model_type: str) -> bool:
     report. Whether there was any.
     """
     facts = conditional_names.bind_absent()
+    _watch(AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]])
     _INSTALLED[model_type] += [fact for fact in facts if fact not in _INSTALLED[model_type]]
     return bool(facts)
 
@@ -269,6 +278,8 @@ def note_outputs(model_class: Any) -> None:
     """Tell the report what the models of a class, which have run, give besides plain logits."""
     facts = _INSTALLED[model_class.config_class.model_type]
     said = [*given_by(model_class).said(model_class.__name__), *failed_first_values()]
+    if token_axis.shown_by(model_class):
+        said.append("functions of flash-linear-attention are given heads before tokens")
     facts += [fact for fact in said if fact not in facts]
 
 

@@ -131,6 +131,15 @@ def unpad_input(
     return hidden_states.flatten(0, 1)[indices], indices, ends, int(lengths.max())
 
 
+def get_unpad_data(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the places of the tokens that a mask [batch, sequence] has, the ends of the texts, the
+    longest one's length.
+    """
+    lengths = mask.sum(dim=-1, dtype=torch.int32)
+    ends = nn.functional.pad(lengths.cumsum(dim=0, dtype=torch.int32), (1, 0))
+    return torch.nonzero(mask.flatten()).flatten(), ends, int(lengths.max())
+
+
 def pad_input(
     hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int
 ) -> torch.Tensor:

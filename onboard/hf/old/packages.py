@@ -21,9 +21,9 @@ from onboard.hf.old import (
     attention_forms,
     distributions,
     einops_forms,
-    linear_attention_forms,
     recurrent_forms,
 )
+from onboard.hf.old.fla import linear_attention_forms
 from onboard.hf.old.gone import Gone
 from onboard.hf.old.layers import norm_forms
 
@@ -94,6 +94,11 @@ def is_missing(package: str) -> bool:
     return package in _FINDER.packages or (
         package not in sys.modules and find_spec(package) is None
     )
+
+
+def stands_in(package: str) -> bool:
+    """Whether a package is stood in for."""
+    return package in _FINDER.packages
 
 
 def has_forms(package: str) -> bool:

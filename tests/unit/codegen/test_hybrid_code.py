@@ -16,8 +16,8 @@ from tests.unit.codegen.test_own_code import _made, _written
 Translate = Callable[..., tuple[Any, str, str]]
 
 TABLE = """
-from onboard.hf.old.linear_attention_forms import chunk_simple_gla
-from onboard.hf.old.linear_attention_forms import chunk_simple_gla as fused
+from onboard.hf.old.fla.linear_attention_forms import chunk_simple_gla
+from onboard.hf.old.fla.linear_attention_forms import chunk_simple_gla as fused
 
 
 class Toy(nn.Module):
@@ -47,7 +47,7 @@ class Toy(nn.Module):
         way = "fused" if s <= 64 else "chunk"
         q = x.view(b, s, self.heads, -1)
         g = self.slope[None, None, :].expand(b, s, self.heads)
-        out, state = self.ways[way](q=q, k=q, v=q, g=g, output_final_state=True)
+        out, state = self.ways[way](q=q, k=q, v=q, g=g, head_first=False)
         gate = x * 2
         return out.flatten(2) * torch.sigmoid_(gate) + gate
 """
@@ -68,7 +68,7 @@ def test_a_table_of_kernels_that_compute_the_same_is_the_op(
 
 
 EITHER_WAY = """
-from onboard.hf.old.linear_attention_forms import chunk_delta_rule
+from onboard.hf.old.fla.linear_attention_forms import chunk_delta_rule
 
 
 class Toy(nn.Module):
@@ -78,10 +78,11 @@ class Toy(nn.Module):
 
     def forward(self, x):
         q = x.unsqueeze(2) * self.factor
+        how = {"output_final_state": True, "head_first": False}
         if x.shape[1] < 64:
-            out, state = chunk_delta_rule(q, q, q, q[..., 0].sigmoid(), output_final_state=True)
+            out, state = chunk_delta_rule(q, q, q, q[..., 0].sigmoid(), **how)
         else:
-            out, state = chunk_delta_rule(q, q, q, q[..., 0].sigmoid(), output_final_state=True)
+            out, state = chunk_delta_rule(q, q, q, q[..., 0].sigmoid(), **how)
         return out.squeeze(2)READ
 """
 

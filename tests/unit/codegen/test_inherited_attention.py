@@ -74,6 +74,9 @@ expected = layer.c_proj(y.transpose(1, 2).reshape(2, 7, 32))
 found = {}
 for name, mask in {"none": None, "padding": torch.zeros(2, 1, 1, 7).double()}.items():
     found[name] = (layer(x, attention_mask=mask)[0] - expected).abs().max().item()
+layer.reorder_and_upcast_attn = True
+found["in_float32"] = (layer(x, attention_mask=None)[0] - expected).abs().max().item()
+layer.reorder_and_upcast_attn = False
 whole = torch.zeros(1, 1, 7, 7).double()
 y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
 expected = layer.c_proj(y.transpose(1, 2).reshape(2, 7, 32))
@@ -84,18 +87,24 @@ print("FOUND" + json.dumps(found))
 
 
 @pytest.mark.parametrize(
-    "mask",
+    ("mask", "fields"),
     [
-        "mask = None",
-        "mask = None if attention_mask is None else (1.0 - attention_mask[:, None, None, :].to(x.dtype))"
-        " * torch.finfo(x.dtype).min",
+        ("mask = None", {}),
+        (
+            "mask = None if attention_mask is None else (1.0 - attention_mask[:, None, None, :].to(x.dtype))"
+            " * torch.finfo(x.dtype).min",
+            {},
+        ),
+        ("mask = None", {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True}),
     ],
 )
-def test_an_heir_of_gpt2_that_hands_no_causal_mask(mask: str, tmp_path: Path) -> None:
+def test_an_heir_of_gpt2_that_hands_no_causal_mask(
+    mask: str, fields: dict[str, bool], tmp_path: Path
+) -> None:
     folder = tmp_path / "heir_gpt2"
     folder.mkdir()
     (folder / "modeling_heir.py").write_text(_CODE.replace("$MASK", mask))
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "config.json").write_text(json.dumps(_CONFIG | fields))
     found = run_apart(GENERATE, [folder])["heir_gpt2"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5
@@ -105,4 +114,5 @@ def test_an_heir_of_gpt2_that_hands_no_causal_mask(mask: str, tmp_path: Path) ->
 def test_eager_attention_hides_later_tokens_where_its_mask_does_not() -> None:
     found = run_apart(_ALONE, [])
     assert found.pop("alone") is True
+    assert found.pop("in_float32") < 1e-5
     assert all(error < 1e-12 for error in found.values()), found

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,14 +15,15 @@ from torch import nn
 
 import onboard.ops  # noqa: F401
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.hf.old import linear_attention_forms as forms
 from onboard.hf.old import packages
+from onboard.hf.old.fla import linear_attention_forms as forms
 from onboard.verify.error import rmse_ratio
 from tests.unit.codegen.conftest import translate
 from tests.unit.codegen.test_own_code import _made, _written
 
 __all__ = ["translate"]
 Translate = Callable[..., tuple[Any, str, str]]
+Form = Callable[..., Any]
 OPS = torch.ops.onboard
 
 
@@ -47,13 +49,14 @@ def _near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def test_delta_rules_are_the_ops(normed: bool, draw: Any) -> None:
     q, k, v = draw(2, 21, 2, 8), draw(2, 21, 2, 8) / 3, draw(2, 21, 2, 6)
     beta, decay, rates = draw(2, 21, 2).sigmoid(), -draw(2, 21, 2).exp(), -draw(2, 21, 2, 8).exp()
-    how = {"use_qk_l2norm_in_kernel": normed}
-    cases = (
+    cases: tuple[tuple[Form, Any, tuple[torch.Tensor, ...]], ...] = (
         (forms.chunk_gated_delta_rule, OPS.torch_gated_delta_rule, (q, k, v, decay, beta)),
         (forms.chunk_delta_rule, OPS.torch_delta_rule, (q, k, v, beta)),
         (forms.chunk_kda, OPS.torch_kda, (q, k, v, rates, beta)),
     )
     for form, op, tensors in cases:
+        how: dict[str, Any] = {"use_qk_l2norm_in_kernel": normed}
+        how |= {} if form is forms.chunk_kda else {"head_first": False}
         for scale in (None, 0.3):
             out, state = form(*tensors, scale=scale, **how)
             _near(out, op(*tensors, scale, normed))
@@ -70,7 +73,7 @@ def test_delta_rules_are_the_ops(normed: bool, draw: Any) -> None:
 def test_groups_of_heads_share_keys(draw: Any) -> None:
     q, k, v = draw(1, 9, 2, 8), draw(1, 9, 2, 8) / 3, draw(1, 9, 4, 6)
     beta, decay = draw(1, 9, 4).sigmoid(), -draw(1, 9, 4).exp()
-    out, _ = forms.chunk_gated_delta_rule(q, k, v, decay, beta)
+    out, _ = forms.chunk_gated_delta_rule(q, k, v, decay, beta, head_first=False)
     _near(out, OPS.torch_gated_delta_rule(q, k, v, decay, beta))
 
 
@@ -78,15 +81,18 @@ def test_decaying_attention_is_the_op(draw: Any) -> None:
     q, k, v, slopes = draw(2, 21, 4, 8), draw(2, 21, 4, 8), draw(2, 21, 4, 6), draw(4).exp()
     expected = OPS.torch_lightning_attention(q * 8**-0.5, k, v, slopes)
     _near(forms.chunk_simple_gla(q, k, v, g_gamma=-slopes)[0], expected)
-    _near(forms.chunk_simple_gla(q, k, v, g=-slopes.expand(2, 21, 4))[0], expected)
+    _near(
+        forms.chunk_simple_gla(q, k, v, g=-slopes.expand(2, 21, 4), head_first=False)[0], expected
+    )
 
 
 def test_texts_that_lie_one_after_the_other_are_read_alone(draw: Any) -> None:
     q, k, v, g = draw(1, 9, 2, 4), draw(1, 9, 2, 4), draw(1, 9, 2, 4), -draw(1, 9, 2).exp()
     ends = torch.tensor([0, 4, 9])
-    out, states = forms.chunk_simple_gla(q, k, v, g, cu_seqlens=ends, output_final_state=True)
+    read: Form = partial(forms.chunk_simple_gla, output_final_state=True)
+    out, states = read(q, k, v, g, cu_seqlens=ends)  # which older versions do not take
     alone = [
-        forms.chunk_simple_gla(*(item[:, a:b] for item in (q, k, v, g)), output_final_state=True)
+        read(*(item[:, a:b] for item in (q, k, v, g)), head_first=False)
         for a, b in ((0, 4), (4, 9))
     ]
     _near(out, torch.cat([each for each, _ in alone], dim=1))
@@ -127,23 +133,33 @@ def test_linear_attention_with_decays_of_channels_is_the_op(scale: float | None,
     expected = OPS.torch_gated_linear_attention(q * factor, k, v, g)
     for form in (forms.chunk_gla, forms.fused_recurrent_gla):
         _near(form(q, k, v, g, scale=scale, head_first=False)[0], expected)
-    out, _ = forms.chunk_rwkv6(q, k, v, g, u, scale)
+    rwkv6 = partial(forms.chunk_rwkv6, head_first=False)
+    out, _ = rwkv6(q, k, v, g, u, scale)
     _near(out, OPS.torch_gated_linear_attention(q * factor, k, v, g, u))
-    first, state = forms.chunk_rwkv6(q[:, :9], k[:, :9], v[:, :9], g[:, :9], u, scale, None, True)
-    rest, _ = forms.chunk_rwkv6(q[:, 9:], k[:, 9:], v[:, 9:], g[:, 9:], u, scale, state)
+    first, state = rwkv6(q[:, :9], k[:, :9], v[:, :9], g[:, :9], u, scale, None, True)
+    rest, _ = rwkv6(q[:, 9:], k[:, 9:], v[:, 9:], g[:, 9:], u, scale, state)
     _near(torch.cat((first, rest), 1), out)
 
 
-def test_heads_before_tokens_are_refused_where_that_can_be_told(draw: Any) -> None:
-    """Shapes of gated linear attention do not tell, so its code has to say it."""
-    q, u = draw(2, 3, 21, 8), draw(3, 8)
-    with pytest.raises(NotImplementedError, match="heads before tokens"):
-        forms.chunk_rwkv6(q, q, q, q, u)
-    for given in ({}, {"head_first": True}):
-        with pytest.raises(NotImplementedError, match="without head_first=False"):
-            forms.fused_recurrent_gla(q, q, q, q, **given)
+def test_arguments_that_versions_have_in_other_places_are_given_by_name_alone(draw: Any) -> None:
+    """What follows the tensors was a chunk's length once, a state, or the scale: where it is `g_gamma`
+    today a number would be taken for decays. Behind those of `fused_recurrent_kda` are its gate's.
+    """
+    q, beta = draw(1, 3, 2, 4), draw(1, 3, 2)
+    cases: tuple[tuple[Form, tuple[torch.Tensor, ...]], ...] = (
+        (partial(forms.chunk_delta_rule, head_first=False), (q, q, q, beta)),
+        (partial(forms.chunk_gated_delta_rule, head_first=False), (q, q, q, beta, beta)),
+        (partial(forms.chunk_simple_gla, head_first=False), (q, q, q, beta)),
+        (forms.chunk_kda, (q, q, q, q, beta)),
+    )
+    for form, tensors in cases:
+        form(*tensors)
+        with pytest.raises(TypeError, match="positional"):
+            form(*tensors, 16)
     with pytest.raises(NotImplementedError, match="gv: no form here"):
         forms.fused_recurrent_gla(q, q, q, q, q, head_first=False)
+    with pytest.raises(NotImplementedError, match="a scale of -1"):
+        forms.chunk_gla(q, q, q, q, -1, head_first=False)
 
 
 def test_names_are_found_wherever_a_version_has_them() -> None:
@@ -161,7 +177,7 @@ def test_names_are_found_wherever_a_version_has_them() -> None:
 
 
 CALLS = """
-from onboard.hf.old.linear_attention_forms import chunk_kda, chunk_simple_gla
+from onboard.hf.old.fla.linear_attention_forms import chunk_kda, chunk_simple_gla
 from onboard.hf.old.recurrent_forms import causal_conv1d_fn
 
 
@@ -180,7 +196,7 @@ class Toy(nn.Module):
         g, beta = -q.square(), q[..., 0].sigmoid()
         out, state = chunk_kda(q, k, v, g=g, beta=beta, output_final_state=True)
         decay = DECAY
-        more, state = chunk_simple_gla(q=q, k=k, v=v, GIVEN, initial_state=None)
+        more, state = chunk_simple_gla(q=q, k=k, v=v, GIVEN, initial_state=None, head_first=False)
         return out + more
 """
 GIVEN = {
@@ -209,7 +225,7 @@ def test_decays_that_tokens_make_have_no_op(translate: Translate) -> None:
 
 
 OF_CHANNELS = """
-from onboard.hf.old.linear_attention_forms import chunk_gla, chunk_rwkv6, fused_recurrent_gla
+from onboard.hf.old.fla.linear_attention_forms import chunk_gla, chunk_rwkv6, fused_recurrent_gla
 
 
 class Toy(nn.Module):
@@ -221,7 +237,7 @@ class Toy(nn.Module):
     def forward(self, x):
         q = x.view(*x.shape[:2], 2, self.size)
         k, v, g = q.flip(-1), q.tanh(), -q.square()
-        one, state = chunk_rwkv6(q, k, v, g, self.first, scale=1.0, output_final_state=True)
+        one, state = chunk_rwkv6(q, k, v, g, self.first, scale=1.0, head_first=False)
         two, state = chunk_gla(q, k, v, g, 0.5, head_first=False)
         three, state = fused_recurrent_gla(q=q, k=k, v=v, gk=g, head_first=False)
         return one + two + three
@@ -236,7 +252,7 @@ def test_calls_with_decays_of_channels_become_the_op(translate: Translate, draw:
     with torch.no_grad():
         assert rmse_ratio(ours(x), original(x)) < 1e-5
     unsaid = OF_CHANNELS.replace("0.5, head_first=False", "0.5")
-    with pytest.raises(Untranslatable, match="chunk_gla with its argument head_first"):
+    with pytest.raises(Untranslatable, match="chunk_gla with heads or tokens first"):
         translate(unsaid, {"size": 4}, specialised=True)
 
 

@@ -76,7 +76,8 @@ def bound(function: Any, args: Args) -> dict[str, Value]:
         key for key, item in signature.parameters.items() if item.kind is item.POSITIONAL_OR_KEYWORD
     ]
     # `**kwargs` are for kernels
-    keywords = {key: value for key, value in args.keywords.items() if key in names}
+    known = [*names, *(key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY)]
+    keywords = {key: value for key, value in args.keywords.items() if key in known}
     return values | dict(zip(names, args.positional, strict=False)) | keywords
 
 

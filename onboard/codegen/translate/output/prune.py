@@ -22,6 +22,8 @@ from onboard.codegen.translate.language.program.unused_modules import (
 )
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees import cleanup
+from onboard.codegen.translate.language.trees.skips import returns
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE
 
 
@@ -44,6 +46,8 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
         if attr not in read and _has_weights(state, attr, translator)
     ]
     live = frozenset(f"self.{attr}" for attr in (*read, *state.weights_only))
+    if any(map(returns, state.init.body)):
+        raise Untranslatable(f"the constructor of {state.cls.__name__}, a loop of which returns")
     body = cleanup.clean(_guarded(deepcopy(state.init.body), state.guards), live)
     by_name = {other.cls.__name__: other for other in translator.states.values()}
     for called in _constructions(body, by_name):

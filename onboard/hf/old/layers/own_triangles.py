@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -32,9 +32,28 @@ def hide_later_tokens(code: Iterable[ModuleType]) -> list[str]:
         if hasattr(module, _FUNCTION):
             _CHANGED.add(name)
             setattr(module, _FUNCTION, _causal(getattr(module, _FUNCTION)))
+            for cls, method in _methods_like_it(module):
+                setattr(cls, method, _causal(vars(cls)[method]))
             short = name.removeprefix(_MODELS)
             facts.append(f"eager attention of {short} hides later tokens where no mask does")
     return facts
+
+
+def _methods_like_it(module: ModuleType) -> Iterator[tuple[type, str]]:
+    """Yield methods of a module's classes that take what its eager attention takes, and stand in its
+    place (in float32, say).
+    """
+    taken = _arguments(getattr(module, _FUNCTION))
+    own = [cls for cls in vars(module).values() if inspect.isclass(cls)]
+    for cls in (cls for cls in own if cls.__module__ == module.__name__):
+        for key, method in vars(cls).items():
+            if inspect.isfunction(method) and _arguments(method) == taken:
+                yield cls, key
+
+
+def _arguments(function: Any) -> list[str]:
+    """Return the names of what a function takes behind the module: queries, keys, values, a mask."""
+    return list(inspect.signature(function).parameters)[1:5]
 
 
 def _attends(value: Any) -> bool:
@@ -73,9 +92,12 @@ def _causal(function: Any) -> Any:
 
 
 def _triangle(query: torch.Tensor, keys: int) -> torch.Tensor:
-    """Return what is added to the scores of queries [..., queries, size], [queries, keys]."""
-    rows = query.shape[-2]
+    """Return what is added to the scores of queries [..., queries, size], [queries, keys]; of float64
+    as float32, which scores may be in whatever the queries are.
+    """
+    rows, dtype = query.shape[-2], query.dtype
+    dtype = torch.float32 if dtype == torch.float64 else dtype
     seen = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
-    return torch.zeros(rows, keys, dtype=query.dtype, device=query.device).masked_fill(
-        ~seen, torch.finfo(query.dtype).min
+    return torch.zeros(rows, keys, dtype=dtype, device=query.device).masked_fill(
+        ~seen, torch.finfo(dtype).min
     )

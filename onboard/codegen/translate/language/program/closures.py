@@ -28,7 +28,7 @@ from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.program.plain_functions import or_as_it_is
 from onboard.codegen.translate.language.statements.bindings import first_values
 from onboard.codegen.translate.language.statements.execute import RETURNS, execute
-from onboard.codegen.translate.language.trees.skips import chosen, without_early_returns
+from onboard.codegen.translate.language.trees.skips import chosen, without_returns
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Code, Mapping, Value
 
@@ -263,7 +263,7 @@ def _own_body(node: ast.FunctionDef, source: ModuleSource) -> list[ast.stmt]:
         return [ast.copy_location(ast.Return(value), node)]
     return [
         statement
-        for item in without_early_returns(body)
+        for item in without_returns(body)
         for statement in (first_values(item, source) if isinstance(item, ast.Global) else [item])
     ]
 

@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.object_values import Global, Instance, Made, ModuleList
 from onboard.codegen.translate.language.partial_classes import Partial, class_of, spread
 from onboard.codegen.translate.language.program.argument_facts import bind, default_nodes
+from onboard.codegen.translate.language.trees.skips import returns, without_returns
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
 from onboard.codegen.translate.language.values import Items, Value
 
@@ -25,18 +26,29 @@ _Found = tuple[type, ast.FunctionDef]
 
 
 def constructor_of(cls: type, specialised: bool) -> _Found | None:
-    """Return the class whose constructor a class has, and its definition; in code of repositories
-    with the base's parameters by name, where it takes any for the base.
+    """Return the class whose constructor a class has, and its definition, which returns at its end
+    alone; in code of repositories with the base's parameters by name, where it takes any for the
+    base.
     """
-    return _spelled_out(cls) if specialised else find_method(cls, "__init__")
+    return _spelled_out(cls) if specialised else _to_its_end(cls)
 
 
 @cache
 def _spelled_out(cls: type) -> _Found | None:
-    found = find_method(cls, "__init__")
+    found = _to_its_end(cls)
     if found is None or (made := _with_parameters_of_base(cls, *found)) is None:
         return found
     return found[0], made
+
+
+@cache
+def _to_its_end(cls: type) -> _Found | None:
+    found = find_method(cls, "__init__")
+    if found is None or not any(map(returns, found[1].body)):
+        return found
+    owner, node = found[0], deepcopy(found[1])
+    node.body = without_returns(node.body)
+    return owner, node
 
 
 def _with_parameters_of_base(

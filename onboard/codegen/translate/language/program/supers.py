@@ -20,6 +20,7 @@ from onboard.codegen.translate.language.program.base_parameters import method_of
 from onboard.codegen.translate.language.program.closures import run_inside
 from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.statements.execute import RAISES, execute
+from onboard.codegen.translate.language.trees.skips import without_returns
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Value
 
@@ -90,9 +91,9 @@ def execute_inside(
     inner.env.values.update(defaults(node, inner) | bound | rest)
     if node.args.kwarg is not None:
         inner.env.values[node.args.kwarg.arg] = Mapping(rest)
-    last = node.body[-1]
-    returned = last.value if isinstance(last, ast.Return) else None
-    refuse_raise(execute(node.body if returned is None else node.body[:-1], inner), frame)
+    body = without_returns(node.body)
+    returned = body[-1].value if body and isinstance(body[-1], ast.Return) else None
+    refuse_raise(execute(body if returned is None else body[:-1], inner), frame)
     value = NONE if returned is None else inner.evaluate(returned)
     frame.env.values.update(
         {key: value for key, value in inner.env.values.items() if key.startswith("self.")}

@@ -5,7 +5,10 @@ nothing but choose what to give, written without.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+
+from onboard.codegen.translate.language.trees.syntax import if_statement
 
 
 def without_continue(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -36,28 +39,44 @@ def _skips(body: Sequence[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ast.Continue)
 
 
-def without_early_returns(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements of a function that gives nothing with what follows `if test: return` under
-    the opposite test; others as they are.
+def without_returns(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of a function that gives nothing, behind whose last one others may be put:
+    what follows a condition that may return stands on the sides that do not. Others, and those whose
+    loops return, are as they are.
     """
-    inside = [item for statement in body for item in ast.walk(statement)]
-    returns = [item for item in inside if isinstance(item, ast.Return)]
-    loops = any(
-        isinstance(item, ast.For | ast.While | ast.FunctionDef | ast.Lambda) for item in inside
-    )
-    if not returns or loops or any(item.value is not None for item in returns):
+    inside = [item for statement in body for item in _inside(statement)]
+    loops = [item for item in inside if isinstance(item, ast.For | ast.While | ast.With | ast.Try)]
+    if any(isinstance(item, ast.Return) and item.value is not None for item in inside) or any(
+        map(returns, loops)
+    ):
         return list(body)
+    return _to_the_end(body)
+
+
+def _to_the_end(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     for index, statement in enumerate(body):
-        after = list(body[index + 1 :])
+        before, after = list(body[:index]), body[index + 1 :]
         match statement:
-            case ast.If(test=test, body=[ast.Return()], orelse=[]) if after:
-                other = ast.UnaryOp(ast.Not(), test)
-                rest = ast.If(other, without_early_returns(after), [])
-                return [
-                    *body[:index],
-                    ast.fix_missing_locations(ast.copy_location(rest, statement)),
-                ]
+            case ast.Return():
+                return before
+            case ast.If(test=test, body=inside, orelse=other) if returns(statement):
+                sides = [_to_the_end([*side, *deepcopy(after)]) for side in (inside, other)]
+                kept = [if_statement(test, *sides)] if any(sides) else []
+                return [*before, *(ast.copy_location(item, statement) for item in kept)]
     return list(body)
+
+
+def returns(statement: ast.AST) -> bool:
+    """Whether a statement may return from the function that it is in."""
+    return any(isinstance(item, ast.Return) for item in _inside(statement))
+
+
+def _inside(statement: ast.AST) -> Iterator[ast.AST]:
+    """Yield a statement and those in it that are the same function's."""
+    yield statement
+    if not isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.expr):
+        for item in ast.iter_child_nodes(statement):
+            yield from _inside(item)
 
 
 def chosen(body: Sequence[ast.stmt]) -> ast.expr | None:

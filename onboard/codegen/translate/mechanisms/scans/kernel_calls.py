@@ -13,13 +13,20 @@ from typing import Any
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import assigned
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import attribute, call, constant
-from onboard.codegen.translate.language.values import NONE, Code, Items, Unread, Value
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    constant,
+)
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Unread, Value
 from onboard.codegen.translate.mechanisms.recurrent import bound, scan
-from onboard.hf.old import linear_attention_forms, recurrent_forms
+from onboard.hf.old import recurrent_forms
+from onboard.hf.old.fla import linear_attention_forms
+from onboard.hf.old.fla.token_axis import shown_by
 from onboard.ops.written_forms import CallForm
 
-_STATE = "output_final_state"
+_STATE, _FIRST = "output_final_state", "head_first"
 _OF_FLA = CallForm(
     "",
     fixed={"initial_state": None, "cu_seqlens": None},
@@ -32,12 +39,8 @@ def _of_fla(expression: str) -> CallForm:
     return replace(_OF_FLA, expression=f"torch.ops.onboard.{expression}")
 
 
-def _of_channels(decay: str) -> CallForm:
-    """Return how gated linear attention is called, whose tokens come before its heads."""
-    form = _of_fla(f"torch_gated_linear_attention(q * scale, k, v, {decay})")
-    return replace(form, fixed=form.fixed | {"head_first": False})
-
-
+_OF_TOKENS = frozenset({"q", "k", "v", "g", "gk", "beta", "r", "w"})
+"""What functions of `fla` are given of each token."""
 _FORMS: dict[Callable[..., Any], CallForm] = {
     linear_attention_forms.chunk_gated_delta_rule: _of_fla(
         "torch_gated_delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel)"
@@ -55,8 +58,10 @@ _FORMS: dict[Callable[..., Any], CallForm] = {
     linear_attention_forms.chunk_rwkv6: _of_fla(
         "torch_gated_linear_attention(r * scale, k, v, w, u)"
     ),
-    linear_attention_forms.chunk_gla: _of_channels("g"),
-    linear_attention_forms.fused_recurrent_gla: _of_channels("gk"),
+    linear_attention_forms.chunk_gla: _of_fla("torch_gated_linear_attention(q * scale, k, v, g)"),
+    linear_attention_forms.fused_recurrent_gla: _of_fla(
+        "torch_gated_linear_attention(q * scale, k, v, gk)"
+    ),
     recurrent_forms.causal_conv1d_fn: CallForm(
         "torch.ops.onboard.torch_causal_conv1d(x, weight.unsqueeze(1), bias, activation=activation)",
         fixed={"return_final_states": False},
@@ -101,8 +106,8 @@ class KernelCalls(Mechanism):
 
 def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
     """Return what a call of a function gives; the state behind it is for caches."""
-    if function is linear_attention_forms.chunk_simple_gla:
-        args = _of_heads(args, frame)
+    if _FIRST in inspect.signature(function).parameters:
+        args, form = _ordered(function, form, args, frame)
     if " * scale" in form.expression:
         args = _with_scale(function, args)
     made = scan(function, form, args)
@@ -111,12 +116,41 @@ def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
     return Items((made.items[0], Unread(f"the state that {function.__name__} leaves")))
 
 
-def _of_heads(args: Args, frame: Frame) -> Args:
+def _ordered(function: Any, form: CallForm, args: Args, frame: Frame) -> tuple[Args, CallForm]:
+    """Return the arguments of a function of `fla`, which may be given heads before tokens, and how
+    it is called with them.
+
+    Raises:
+        Untranslatable: nothing tells which come first.
+    """
+    first = _heads_come_first(bound(function, args), frame)
+    if first is None:
+        raise Untranslatable(f"{function.__name__} with heads or tokens first, which nothing tells")
+    if function is linear_attention_forms.chunk_simple_gla:
+        args = _of_heads(args, frame, first)
+    turned = _OF_TOKENS & form.parameters if first else frozenset[str]()
+    return args, replace(form, turned=turned, ignored=form.ignored | {_FIRST})
+
+
+def _heads_come_first(given: Mapping[str, Value], frame: Frame) -> bool | None:
+    match given[_FIRST]:
+        case Known(value=bool(said)):
+            return said
+        case Known(value=None) if given.get("g_gamma", NONE).equals(NONE):
+            return shown_by(type(frame.translator.model))
+        case Known(value=None):
+            return False  # decays of heads are younger than heads before tokens
+    return None
+
+
+def _of_heads(args: Args, frame: Frame, heads_first: bool) -> Args:
     """Return the arguments of `chunk_simple_gla` with decays that are the same for all tokens, `g`
-    of `decay[None, None, :].expand(...)`, as `g_gamma`.
+    of `decay[None, None, :].expand(...)`, or `decay[None, :, None]` where heads come first, as
+    `g_gamma`.
     """
     given, made = args.keywords.get("g"), assigned(frame)
-    decay = _of_all_tokens(given.expr, made) if isinstance(given, Code) else None
+    at = 1 if heads_first else 2
+    decay = _of_all_tokens(given.expr, made, at) if isinstance(given, Code) else None
     if decay is None or _changes(decay, made):
         return args
     if not isinstance(decay, ast.Attribute):  # made on the way, on whichever device
@@ -133,32 +167,28 @@ def _changes(expr: ast.expr, made: Mapping[str, Sequence[ast.expr | None]]) -> b
 
 
 def _of_all_tokens(
-    expr: ast.expr, made: Mapping[str, Sequence[ast.expr | None]]
+    expr: ast.expr, made: Mapping[str, Sequence[ast.expr | None]], at: int
 ) -> ast.expr | None:
-    """Return what has been expanded to the batch and the tokens, which it has no dimensions for;
-    `made` is what variables were assigned.
+    """Return what has been expanded to the batch and the tokens, which it has no dimensions for, only
+    for its own, `at`; `made` is what variables were assigned.
     """
     match expr:
         case ast.Name(id=variable) if values := made.get(variable):
             *before, last = values
-            return None if last is None else _of_all_tokens(last, {**made, variable: before})
+            return None if last is None else _of_all_tokens(last, {**made, variable: before}, at)
         case ast.Call(func=ast.Attribute(value=inner, attr="contiguous")):
-            return _of_all_tokens(inner, made)
+            return _of_all_tokens(inner, made, at)
         case ast.Call(func=ast.Attribute(value=inner, attr="to"), args=[place]) if ast.unparse(
             place
         ).endswith("device"):
-            return _of_all_tokens(inner, made)
+            return _of_all_tokens(inner, made, at)
         case ast.Call(
             func=ast.Attribute(
-                value=ast.Subscript(
-                    value=decay,
-                    slice=ast.Tuple(
-                        elts=[ast.Constant(value=None), ast.Constant(value=None), *rest]
-                    ),
-                ),
-                attr="expand",
+                value=ast.Subscript(value=decay, slice=ast.Tuple(elts=places)), attr="expand"
             )
-        ) if all(ast.unparse(item) == ":" for item in rest):
+        ) if [ast.unparse(item) for item in places] == [
+            ":" if i == at else "None" for i in range(3)
+        ]:
             return decay
     return None
 

@@ -1,5 +1,6 @@
 """What functions and modules of flash-linear-attention (`fla`) compute in inference, as its
-documentation has it: token by token, in plain torch.
+documentation has it: token by token, in plain torch. Shapes are those of tokens before heads; those
+of heads before tokens (`head_first`) have the two axes exchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.hf.old.attention_forms import index_first_axis, pad_input
+from onboard.hf.old.attention_forms import get_unpad_data, index_first_axis, pad_input
+from onboard.hf.old.fla.token_axis import heads_come_first
 from onboard.hf.old.layers.norm_forms import rms_norm
 from onboard.hf.old.recurrent_forms import causal_conv1d_fn
 
@@ -25,11 +27,13 @@ def chunk_gated_delta_rule(
     v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
+    *,
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None,
+    head_first: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return linear attention with decay and correction (arXiv:2412.06464), and its state.
@@ -37,9 +41,10 @@ def chunk_gated_delta_rule(
     q, k [batch, sequence, key heads, key size]; v [batch, sequence, heads, value size]; g, the
     logarithm of the decay, and beta [batch, sequence, heads].
     """
+    texts = cu_seqlens, head_first
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, g.unsqueeze(-1), beta
-    return _each_text(_corrected, tensors, settings, output_final_state, cu_seqlens, kwargs)
+    return _each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
 
 
 def chunk_delta_rule(
@@ -47,17 +52,20 @@ def chunk_delta_rule(
     k: torch.Tensor,
     v: torch.Tensor,
     beta: torch.Tensor,
+    *,
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None,
+    head_first: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return `chunk_gated_delta_rule` that forgets nothing (arXiv:2406.06484)."""
+    texts = cu_seqlens, head_first
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, torch.zeros_like(beta).unsqueeze(-1), beta
-    return _each_text(_corrected, tensors, settings, output_final_state, cu_seqlens, kwargs)
+    return _each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
 
 
 def chunk_kda(
@@ -66,6 +74,7 @@ def chunk_kda(
     v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
+    *,
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
@@ -76,9 +85,10 @@ def chunk_kda(
     """Return `chunk_gated_delta_rule` with a decay of each channel, g [batch, sequence, heads, key
     size] (Kimi delta attention).
     """
+    texts = cu_seqlens, False  # since before heads could come first
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, g, beta
-    return _each_text(_corrected, tensors, settings, output_final_state, cu_seqlens, kwargs)
+    return _each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
 
 
 def _corrected(
@@ -117,20 +127,28 @@ def chunk_simple_gla(
     k: torch.Tensor,
     v: torch.Tensor,
     g: torch.Tensor | None = None,
+    *,
     g_gamma: torch.Tensor | None = None,
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: torch.Tensor | None = None,
+    head_first: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return linear attention of q, k, v [batch, sequence, heads, size] with a decay of each head,
     and its state: g [batch, sequence, heads] and g_gamma [heads] are logarithms.
+
+    Raises:
+        NotImplementedError: g_gamma where heads come first, which is older.
     """
+    if g_gamma is not None and head_first:
+        raise NotImplementedError("g_gamma where heads come first: no form here")
+    texts = cu_seqlens, head_first if g_gamma is None else False
     decay = torch.zeros(q.shape[:3], device=q.device) if g is None else g
     decay = decay if g_gamma is None else decay + g_gamma
     tensors, settings = (q, k, v, decay), (scale, initial_state)
-    return _each_text(_decaying, tensors, settings, output_final_state, cu_seqlens, kwargs)
+    return _each_text(_decaying, tensors, settings, output_final_state, texts, kwargs)
 
 
 def _decaying(
@@ -161,19 +179,15 @@ def chunk_rwkv6(
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: torch.Tensor | None = None,
+    head_first: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return linear attention of r, k, v [batch, sequence, heads, size] with decays of each channel,
     whose logarithms are w, and the weight u [heads, size] of the token itself (arXiv:2404.05892);
     and its state.
-
-    Raises:
-        NotImplementedError: heads come before tokens, as the package's first versions had them.
     """
-    if r.shape[2] != u.shape[0]:
-        raise NotImplementedError("heads before tokens: no form here")
-    settings = u, scale, initial_state
-    return _each_text(_channelwise, (r, k, v, w), settings, output_final_state, cu_seqlens, kwargs)
+    texts, settings = (cu_seqlens, head_first), (u, scale, initial_state)
+    return _each_text(_channelwise, (r, k, v, w), settings, output_final_state, texts, kwargs)
 
 
 def chunk_gla(
@@ -190,15 +204,9 @@ def chunk_gla(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return linear attention of q, k, v [batch, sequence, heads, size] with decays of each channel,
     whose logarithms are g (arXiv:2312.06635), and its state.
-
-    Raises:
-        NotImplementedError: nothing says that tokens come before heads: versions of the package
-            differ in that, and no shape tells them apart.
     """
-    if head_first is not False:
-        raise NotImplementedError("gated linear attention without head_first=False: no form here")
-    settings = None, scale, initial_state
-    return _each_text(_channelwise, (q, k, v, g), settings, output_final_state, cu_seqlens, kwargs)
+    texts, settings = (cu_seqlens, head_first), (None, scale, initial_state)
+    return _each_text(_channelwise, (q, k, v, g), settings, output_final_state, texts, kwargs)
 
 
 def fused_recurrent_gla(
@@ -246,22 +254,32 @@ def _each_text(
     tensors: tuple[torch.Tensor, ...],
     settings: tuple[Any, ...],
     with_state: bool,
-    ends: torch.Tensor | None,
+    texts: tuple[torch.Tensor | None, bool | None],
     others: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return what a function makes of each text alone where several lie one after the other, and
-    its state where that is asked for.
+    """Return what a function makes of each text alone where several lie one after the other, whose
+    `texts` are where they end and whether heads come first, and its state where that is asked for.
 
     Raises:
         NotImplementedError: an argument is given that has no form here.
     """
-    said = {key: isinstance(v, torch.Tensor) or v not in (None, False) for key, v in others.items()}
-    if given := sorted(key for key, is_said in said.items() if is_said):
-        raise NotImplementedError(f"{', '.join(given)}: no form here")
+    given = [
+        key for key, v in others.items() if isinstance(v, torch.Tensor) or v not in (None, False)
+    ]
+    if given:
+        raise NotImplementedError(f"{', '.join(sorted(given))}: no form here")
+    if any(type(item) in (int, float) and item == -1 for item in settings):
+        raise NotImplementedError("a scale of -1, which meant none given once: no form here")
+    ends, said_first = texts
+    if ends is not None and said_first:
+        raise NotImplementedError("cu_seqlens where heads come first: no form here")
+    if turned := heads_come_first(tensors, said_first if ends is None else False):
+        tensors = tuple(item.transpose(1, 2) for item in tensors)
     bounds = [(0, None)] if ends is None else [*pairwise(ends.tolist())]
     parts = [step(*(item[:, first:last] for item in tensors), *settings) for first, last in bounds]
     outs, states = zip(*parts, strict=True)
-    return torch.cat(outs, dim=1), torch.cat(states) if with_state else None
+    out = torch.cat(outs, dim=1)
+    return out.transpose(1, 2) if turned else out, torch.cat(states) if with_state else None
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -396,15 +414,6 @@ def rms_norm_gated(
     normed = normed if bias is None else normed + bias
     factor = torch.sigmoid(gate) if activation == "sigmoid" else nn.functional.silu(gate)
     return (normed * factor).to(x.dtype)
-
-
-def get_unpad_data(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return the places of the tokens that a mask [batch, sequence] has, the ends of the texts, the
-    longest one's length.
-    """
-    lengths = mask.sum(dim=-1, dtype=torch.int32)
-    ends = nn.functional.pad(lengths.cumsum(dim=0, dtype=torch.int32), (1, 0))
-    return torch.nonzero(mask.flatten()).flatten(), ends, int(lengths.max())
 
 
 _FUSED = {
