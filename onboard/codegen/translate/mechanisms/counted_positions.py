@@ -22,6 +22,7 @@ from onboard.codegen.translate.language.forms import (
     POSITIONS,
     ROWS,
     ROWS_OF_HEADS,
+    ROWS_OF_TEXT,
     SCALED,
     TABLE,
 )
@@ -29,6 +30,7 @@ from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.state import Restart
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
+from onboard.codegen.translate.mechanisms.layouts.lookup_ranks import lookup_ranks
 
 _MADE = {POSITIONS: ROWS, SCALED: ROWS, EVERY: TABLE}
 """What is made of positions and a vector."""
@@ -79,7 +81,7 @@ class CountedPositions(Mechanism):
             return _looked_up(owner, index, node, frame)
         match index:
             case Code(form=str() as form) if form == POSITIONS:
-                return owner
+                return _of_text(owner, frame)
             case _ if is_cut(index):
                 return owner
             case Items(items=(Known(value=slice() as every), cut, *rest)) if every == slice(None):
@@ -126,6 +128,14 @@ class CountedPositions(Mechanism):
         if left.form in COUNTED and isinstance(op, ast.Mult | ast.Div):
             return Code(ast.BinOp(left.code(), op, right.code()), form=SCALED)
         return None
+
+
+def _of_text(rows: Code, frame: Frame) -> Code:
+    """Return rows that code looks up by positions [1, sequence], which gives them a dimension in
+    front, or by positions [sequence].
+    """
+    ahead = frame.translator.specialised and lookup_ranks(frame.translator.model) == {2}
+    return replace(rows, form=ROWS_OF_TEXT) if ahead else rows
 
 
 def _know_as_given(frame: Frame) -> None:

@@ -29,6 +29,7 @@ from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.counted_positions import positions
 
 _CASTS = ("to", "float", "type", "type_as", "half", "bfloat16", "contiguous")
+_JOINS = (torch.cat, torch.concat)
 _ANY = 2
 _EVERYTHING = (slice(None), slice(0, None))
 
@@ -203,6 +204,8 @@ class CutTables(Mechanism):
         match args.positional:
             case [Code() as where, Cut() as table] if function is nn.functional.embedding:
                 return _looked_up(table, where)
+            case [Items(items=items), *_] if function in _JOINS:
+                return _joined(items, expr, args)
         if frame.translator.is_helper(function) and (given := _with_tables(args, frame)):
             return call_value(Global(function, expr), given, frame)
         return None
@@ -236,6 +239,19 @@ class CutTables(Mechanism):
         if isinstance(owner, Cut) and attr in ("dtype", "device"):
             return Code(attribute(owner.expr, attr))
         return None
+
+
+def _joined(parts: Sequence[Value], expr: ast.expr, args: Args) -> Cut | None:
+    """Return cuts of several tables, side by side; None where a part is none, or they are put one
+    behind the other.
+    """
+    cuts = [part for part in parts if isinstance(part, Cut)]
+    match args.positional[1:], args.keywords:
+        case ([Known(value=-1)], {}) | ([], {"dim": Known(value=-1)}) if len(cuts) == len(parts):
+            if {cut.axis for cut in cuts} == {0}:
+                tables: list[ast.expr] = [cut.expr for cut in cuts]
+                return Cut(call(expr, ast.Tuple(tables, ast.Load()), dim=ast.Constant(-1)))
+    return None
 
 
 def _is_all_rows(owner: Value, index: Value, frame: Frame) -> bool:

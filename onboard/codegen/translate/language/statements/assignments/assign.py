@@ -45,6 +45,9 @@ from onboard.codegen.translate.language.values import (
     Value,
 )
 
+_OF_WEIGHTS = ("_init_weights", "init_weights", "reset_parameters")
+"""Functions that make first values, which come from a checkpoint here."""
+
 
 def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None:
     """Assign a value to a target."""
@@ -84,6 +87,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case ast.Attribute(value=ast.Attribute(), attr=attr) if _ties(target, value, frame):
             return  # written for all ties at once
+        case ast.Attribute(value=owner, attr=attr) if _is_setting(owner, attr, value, frame):
+            _emit(frame.code(owner), attr, value.code(), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if _is_note(owner, attr, frame):
             return
         case ast.Attribute(value=owner, attr="data") if is_weight(owner, frame):
@@ -145,6 +150,26 @@ def _are_one(model: nn.Module, *names: str) -> bool:
     """Whether a small model has one parameter under all names: a module may have several."""
     found = dict(model.named_parameters(remove_duplicate=False))
     return names[0] in found and all(found.get(name) is found[names[0]] for name in names)
+
+
+def _is_setting(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether a constructor gives a module that it made a number or a switch, which a function of its
+    file reads that makes no weights.
+    """
+    if frame.kind not in ("init", "function") or not frame.translator.specialised:
+        return False
+    if not value.is_static or not isinstance(frame.evaluate(owner), Instance):
+        return False
+    functions = [
+        node
+        for node in ast.walk(frame.source.tree)
+        if isinstance(node, ast.FunctionDef) and node.name not in _OF_WEIGHTS
+    ]
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == attr and isinstance(node.ctx, ast.Load)
+        for function in functions
+        for node in ast.walk(function)
+    )
 
 
 def _is_note(owner: ast.expr, attr: str, frame: Frame) -> bool:
