@@ -37,8 +37,9 @@ _MADE = {POSITIONS: ROWS, SCALED: ROWS, EVERY: TABLE}
 
 
 _SIZES_BESIDE = re.compile(
-    r"\[(?P<d>\w+) if (?P<i>\w+) == 1 or (?P=i) == (?P<tensor>.+)\.(?:ndim|dim\(\)) - 1 else 1"
-    r" for (?P=i), (?P=d) in enumerate\((?P<same>.+)\.(?:shape|size\(\))\)\]"
+    r"\[(?P<d>\w+) if (?P<i>\w+) == 1 or (?P=i) == "
+    r"(?:(?P<tensor>.+)\.(?:ndim|dim\(\))|len\((?P<sizes>.+)\)) - 1 else 1"
+    r" for (?P=i), (?P=d) in enumerate\((?P<all>.+)\)\]"
 )
 """Sizes that broadcast a table to a tensor, as code of the first LLaMA works them out."""
 
@@ -162,7 +163,10 @@ def _beside_heads(rows: Code, args: Args, frame: Frame) -> Code | None:
         case Args(positional=[Code() as sizes], stars=[] | [0], keywords={}):
             whole = WrittenOut(local_values(frame)).visit(deepcopy(sizes.expr))
             found = _SIZES_BESIDE.fullmatch(ast.unparse(whole))
-            if found is not None and found["tensor"] == found["same"]:
+            if found is None:
+                return None
+            same = (found["sizes"], f"{found['tensor']}.shape", f"{found['tensor']}.size()")
+            if found["all"] in same:
                 return Code(call(attribute(rows.expr, "unsqueeze"), ast.Constant(2)))
     return None
 

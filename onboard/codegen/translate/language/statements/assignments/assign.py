@@ -156,7 +156,7 @@ def _is_setting(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     """Whether a constructor gives a module that it made a number or a switch, which a function of its
     file reads that makes no weights.
     """
-    if frame.kind not in ("init", "function") or not frame.translator.specialised:
+    if frame.kind != "init" or not frame.translator.specialised:
         return False
     if not value.is_static or not isinstance(frame.evaluate(owner), Instance):
         return False
