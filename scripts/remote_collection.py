@@ -370,6 +370,7 @@ def _own_model(folder: Path) -> Any:
         _change_arguments(_in_float32)
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=True)
     config.torch_dtype = torch.float32
+    config._name_or_path = str(folder)  # which a class of its own may leave out
     asked = json.loads((folder / "config.json").read_text()).get("attn_implementation")
     how = {"attn_implementation": asked} if asked else {}
     if table()[folder.name].get("loaded_alone"):

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from onboard.analysis.blocks.wrapper_classes import telling_wrappers_apart
 from onboard.analysis.behaviour.left_at_classes import make_anew
+from onboard.analysis.blocks.wrapper_classes import telling_wrappers_apart
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_config import one_line
 from onboard.errors import OnboardError

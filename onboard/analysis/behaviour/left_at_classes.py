@@ -71,7 +71,9 @@ def make_anew(package: str, model_class: Any) -> list[str]:
     package's classes; return what to say of it.
     """
     modules = [item for name, item in sys.modules.items() if name.startswith(f"{package}.")]
-    found = {value for module in modules for value in vars(module).values() if _is_own(value, package)}
+    found = {
+        value for module in modules for value in vars(module).values() if _is_own(value, package)
+    }
     kept = {cls: made_once(cls) for cls in found if made_once(cls)}
     if not kept:
         return []
@@ -85,7 +87,9 @@ def make_anew(package: str, model_class: Any) -> list[str]:
         init(self, *args, **kwargs)
 
     model_class.__init__ = anew
-    names = sorted(f"{cls.__name__}.{attr}" for cls, attributes in kept.items() for attr in attributes)
+    names = sorted(
+        f"{cls.__name__}.{attr}" for cls, attributes in kept.items() for attr in attributes
+    )
     return [f"{', '.join(names)}: of the first model in the code, and of each model here"]
 
 

@@ -68,6 +68,7 @@ class Table(Code):
     shape: tuple[int, ...] = ()
     """That of the small model's table."""
     typed: ClassVar[bool] = True
+    returned: ClassVar[bool] = True
 
     def same_fact(self, other: Value) -> bool:
         """Whether two facts say the same: sizes may differ, but for those of one."""
@@ -93,6 +94,16 @@ def cut_axis(index: Value, shape: Sequence[int]) -> int | None:
             leading = math.prod(shape[: cuts[0]]) == 1 and len(shape) > cuts[0] + 1
             return cuts[0] if leading else None
     return None
+
+
+def _cuts_nothing(index: Value, shape: Sequence[int]) -> bool:
+    """Whether an index cuts a dimension of size one to the text's length, which leaves all there is."""
+    parts = _by_dimension(index.items if isinstance(index, Items) else (index,), len(shape))
+    cuts = [place for place, part in enumerate(parts) if not _is_everything(part)]
+    match [parts[place] for place in cuts]:
+        case [Code(expr=ast.Slice(lower=lower, upper=upper, step=None), static=False)]:
+            return shape[cuts[0]] == 1 and _is_of_text(lower, upper)
+    return False
 
 
 def _bounds_written_out(index: Value, frame: Frame) -> Value:
@@ -192,6 +203,8 @@ class CutTables(Mechanism):
             index = _bounds_written_out(index, frame)
         if (rows := _behind_a_new_dimension(owner, index, shape, frame)) is not None:
             return rows
+        if frame.translator.specialised and _cuts_nothing(index, shape):
+            return Table(owner.code(), shape=shape)
         axis = cut_axis(index, shape)
         if axis is None:
             return None

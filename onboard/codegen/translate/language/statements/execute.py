@@ -37,12 +37,7 @@ from onboard.codegen.translate.language.trees import selection, syntax
 from onboard.codegen.translate.language.trees.casts import casts_alone
 from onboard.codegen.translate.language.trees.mapped import each_mapped
 from onboard.codegen.translate.language.trees.skips import without_continue
-from onboard.codegen.translate.language.trees.syntax import (
-    Untranslatable,
-    name,
-    stored_names,
-    works_in_place,
-)
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, stored_names
 from onboard.codegen.translate.language.values import NONE, Code, Mapping, Mask, Unread, Value
 
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
@@ -127,10 +122,14 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if (
             isinstance(value, Mask) or isinstance(value, Code) and value.lazy
         ):
-            if works_in_place(node.value):
+            if syntax.works_in_place(node.value):
                 frame.env.values[variable] = value
             return
-    if isinstance(value, Code) and isinstance(value.expr, ast.Call) and works_in_place(value.expr):
+    if (
+        isinstance(value, Code)
+        and isinstance(value.expr, ast.Call)
+        and syntax.works_in_place(value.expr)
+    ):
         frame.emit(ast.Expr(value.expr), node)
 
 
@@ -287,7 +286,8 @@ def _side(body: list[ast.stmt], frame: Frame, remembers: bool = False) -> Any:
             return statements, frame.env, ending
     except Untranslatable as error:
         del frame.returns[count:]
-        return error
+        fails = frame.translator.specialised and isinstance(error, syntax.NothingThere)
+        return ([], env, RAISES) if fails else error
     finally:
         frame.remembers = before
 
