@@ -17,6 +17,7 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
 from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
+from onboard.codegen.translate.language.statements.assignments.own_entries import OwnEntries
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import (
@@ -115,7 +116,7 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
     """Keep calls that work in place; everything else an expression statement does is
     bookkeeping.
     """
-    if isinstance(node.value, ast.Constant) or lists.append(node.value, frame):
+    if bindings.says(node.value, frame) or lists.append(node.value, frame):
         return
     value = frame.evaluate(node.value)
     match node.value:
@@ -372,11 +373,9 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 ends = {key: frame.env.values[key] for key in changed}
                 filled = loop_changes.filled_dicts(start, frame.env)
                 left = loop_changes.left(node, start, frame.env, frame)
-                known: dict[str, Value] = {
-                    key: value
-                    for key in changed
-                    if isinstance(value := frame.env.values[key], Mask)
-                }
+                held = {key: frame.env.values[key] for key in changed}
+                of_layers = [k for k, v in held.items() if isinstance(v, Mask | OwnEntries)]
+                known: dict[str, Value] = {key: held[key] for key in of_layers}
                 known |= lists.grown(start, frame.env)
         except lists.Filled as appended:
             if frame.loops and lists.is_from(appended, frame.loops[-1], start):

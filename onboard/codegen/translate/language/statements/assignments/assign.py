@@ -33,6 +33,11 @@ from onboard.codegen.translate.language.statements.assignments.own_attributes im
     remember,
     store_attribute,
 )
+from onboard.codegen.translate.language.statements.assignments.own_entries import (
+    OwnEntries,
+    holds_own_entries,
+    is_own_key,
+)
 from onboard.codegen.translate.language.statements.assignments.unpacked import unpacked
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
@@ -239,6 +244,9 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     ):
         frame.env.values[target.value.id] = value  # a dict of masks is as good as a mask
         return
+    if _is_own_entry(target, owner, key, frame):
+        frame.env.values[ast.unparse(target.value)] = OwnEntries(filled=True)
+        return
     if isinstance(owner, Mapping) and isinstance(key, Known):
         owner.items[key.value] = value
         return
@@ -270,6 +278,15 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         and (form := _form(value)) is not None
     ):
         frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
+
+
+def _is_own_entry(target: ast.Subscript, owner: Value, key: Value, frame: Frame) -> bool:
+    """Whether a layer of repositories' code leaves something in a dict under its own number."""
+    if frame.kind != "forward" or frame.cls is None or not frame.translator.specialised:
+        return False
+    if not isinstance(target.value, ast.Name) or not holds_own_entries(owner):
+        return False
+    return is_own_key(key, [*frame.translator.modules_of(frame.cls.cls)])
 
 
 def _with_item(target: ast.Subscript, key: Value, value: Value, frame: Frame) -> ast.expr | None:
