@@ -51,6 +51,7 @@ def test_a_module_that_is_a_convolution_becomes_the_canonical_op(tmp_path: Path)
     assert float(str(found["worst"])) < 1e-5
     assert "torch_causal_conv1d(" in str(found["text"])
     assert "_conv_forward" not in str(found["text"])
+    assert "def mixed(short: Short, " in str(found["text"])
     assert "._beside = config.norm_eps > 0" in str(found["text"])  # other configs may say otherwise
 
 
