@@ -11,7 +11,8 @@ of the files become part of this project. `fill` writes code and a small config;
 random weights, from the repository's own class, with the transformers that it was written for;
 `judge` writes the logits of that class for the tokens in LOGITS (`ids`) beside them (`logits`),
 those of each token by the text up to it where the table says `by_prefix`. Where it says
-`loaded_alone`, the class sets first values of other shapes than its checkpoints have.
+`loaded_alone`, the class sets first values of other shapes than its checkpoints have; `kernels_of`
+names a package for whose kernels the class casts to half precision, which is left out in float32.
 
 `check` does all of it for models that are filled: it runs the whole command, generates with the
 model file that came of it, and has the repository's class judge the texts. It prints a line a
@@ -20,7 +21,8 @@ as expected" where the table says otherwise, and then the exit code is 1. OLD_TR
 folder with the transformers of the years, a folder each (`pip install --target
 $OLD_TRANSFORMERS/4.33 transformers==4.33.3`), and of what models need besides (einops, ...) in
 `common`, plain code in place of packages whose kernels need a GPU (fla's `chunk_simple_gla`,
-mamba_ssm's `rmsnorm_fn`); where it has no folder of a year, the installed one is taken.
+mamba_ssm's `rmsnorm_fn`); what `kernels_of` names has plain code in a folder of its name. Where
+there is no folder of a year, the installed one is taken.
 """
 
 from __future__ import annotations
@@ -253,7 +255,7 @@ def check(out: Path, *names: str) -> None:
 def _check_one(out: Path, name: str, entry: dict[str, Any]) -> bool:
     start, root = time.monotonic(), Path(tempfile.mkdtemp(prefix=f"{name}-"))
     found, expected = (
-        _verdict(out, name, entry["transformers"], root),
+        _verdict(out, name, entry, root),
         entry.get("expect", "onboarded"),
     )
     as_expected = _is_expected(found, expected)
@@ -269,10 +271,12 @@ def _is_expected(found: str, expected: str) -> bool:
     return found.startswith(kind) and reason in found
 
 
-def _verdict(out: Path, name: str, year: str, root: Path) -> str:
+def _verdict(out: Path, name: str, entry: dict[str, Any], root: Path) -> str:
     """Return what became of a model."""
     old = Path(os.environ["OLD_TRANSFORMERS"])
-    then = {"PYTHONPATH": f"{old / year}:{old / 'common'}", "HF_HOME": str(root / "home")}
+    folders = (entry["transformers"], "common", entry.get("kernels_of", "common"))
+    path = ":".join(str(old / folder) for folder in folders)
+    then = {"PYTHONPATH": path, "HF_HOME": str(root / "home")}
     if not (out / name / "model.safetensors").is_file():
         _run([__file__, "weights", str(out), name], then)
     if not (out / name / "model.safetensors").is_file():
@@ -361,9 +365,12 @@ def _own_model(folder: Path) -> Any:
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
         torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment]
         torch.cuda.default_stream = lambda *_: None  # type: ignore[assignment]
-        _stay_on_cpu()
+        _change_arguments(_on_cpu)
+    if table()[folder.name].get("kernels_of"):
+        _change_arguments(_in_float32)
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=True)
     config.torch_dtype = torch.float32
+    config._name_or_path = str(folder)  # which a class of its own may leave out
     asked = json.loads((folder / "config.json").read_text()).get("attn_implementation")
     how = {"attn_implementation": asked} if asked else {}
     if table()[folder.name].get("loaded_alone"):
@@ -404,22 +411,33 @@ def _made_otherwise(folder: Path, config: Any, error: str) -> Any:
     return get_class_from_dynamic_module(name, str(folder))(config)
 
 
-def _stay_on_cpu() -> None:
-    """Make the tensors of code that says `device="cuda"` on the CPU, from here on."""
+def _on_cpu(item: Any) -> Any:
+    """Return the CPU for a GPU, `device="cuda"`, and anything else as it is."""
     import torch
+
+    on_gpu = isinstance(item, str | torch.device) and str(item).startswith("cuda")
+    return "cpu" if on_gpu else item
+
+
+def _in_float32(item: Any) -> Any:
+    """Return float32 for a dtype in half precision, and anything else as it is."""
+    import torch
+
+    half = isinstance(item, torch.dtype) and item in (torch.bfloat16, torch.float16)
+    return torch.float32 if half else item
+
+
+def _change_arguments(changed: Any) -> None:
+    """Have torch's functions and methods get other arguments than the code says, from here on."""
     from torch.overrides import TorchFunctionMode
 
-    def here(item: Any) -> Any:
-        on_gpu = isinstance(item, str | torch.device) and str(item).startswith("cuda")
-        return "cpu" if on_gpu else item
-
-    class OnCpu(TorchFunctionMode):
+    class Changed(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            return func(*map(here, args), **{k: here(v) for k, v in (kwargs or {}).items()})
+            return func(*map(changed, args), **{k: changed(v) for k, v in (kwargs or {}).items()})
 
-    OnCpu().__enter__()  # type: ignore[no-untyped-call]
+    Changed().__enter__()  # type: ignore[no-untyped-call]
 
 
 def _stand_in_for_absent(folder: Path) -> None:

@@ -87,3 +87,20 @@ def without_later(ids: torch.Tensor) -> torch.Tensor:
         return ids
     position = torch.arange(ids.shape[1], device=ids.device).unsqueeze(-1)
     return ids.masked_fill(ids > position, -1)
+
+
+def weights_of(actual: Sequence[Any], expected: Any) -> torch.Tensor | None:
+    """Return attention's weights [batch, heads, queries, keys] of scaled queries and keys, both [batch,
+    heads, sequence, dim], that a module gives in the place of these weights; None for other results.
+    """
+    both = [item for item in actual if isinstance(item, torch.Tensor) and item.dim() == 4]
+    if len(both) != 2 or len(actual) != 2 or not isinstance(expected, torch.Tensor):
+        return None
+    query, key = both
+    groups = query.shape[1] // max(1, key.shape[1])
+    square = expected.shape == (*query.shape[:3], key.shape[2])
+    if not square or query.shape[3] != key.shape[3] or groups * key.shape[1] != query.shape[1]:
+        return None
+    scores = query @ key.repeat_interleave(groups, dim=1).transpose(2, 3)
+    seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+    return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)

@@ -36,7 +36,7 @@ from onboard.hf.old import (
 from onboard.hf.old.fla import token_axis
 from onboard.hf.old.given_logits import given_by
 from onboard.hf.old.gone import GoneModule, importing
-from onboard.hf.old.layers import attention_modules, layer_outputs
+from onboard.hf.old.layers import attention_modules, kernel_casts, layer_outputs
 from onboard.hf.old.layers.own_triangles import hide_later_tokens
 from onboard.hf.parameters_on import without_memory
 from onboard.hub import known_type, with_own_type
@@ -73,6 +73,8 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
         for module, wanted in _imported_from_transformers(text):
             facts += names.provide(module, wanted)
         facts += names.provide_by_stars(text)
+        if packages.is_missing("flash_attn"):
+            facts += kernel_casts.leave_out_casts(PACKAGE, name, text)
     config_class, model_class = _standing(folder, survey, config, facts)
     facts += hide_later_tokens(_own_modules())
     _watch(model_class)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from onboard.analysis.behaviour.left_at_classes import make_anew
 from onboard.analysis.blocks.wrapper_classes import telling_wrappers_apart
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_config import one_line
@@ -47,6 +48,7 @@ def bring_up_to_date(
     facts = [*_config_facts(config_class, model_class, config), *_taking_positions(model_class)]
     model_class.forward = giving_logits(_leaving_inputs(model_class.forward))
     model_class.__init__ = telling_wrappers_apart(model_class.__init__, package)
+    facts += make_anew(package, model_class)
     for own in _model_classes(package):
         if not isinstance(own._tied_weights_keys, dict):
             own._tied_weights_keys = {}

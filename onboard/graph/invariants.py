@@ -11,7 +11,7 @@ from torch import fx, nn
 from onboard.errors import NoCachedFormError, OnboardError
 from onboard.graph.cache_init.token_mixing import token_mixing
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import graph_modules, is_op, nodes_of
+from onboard.graph.fx import ancestors, graph_modules, is_op, nodes_of
 from onboard.graph.pattern_matcher.patterns import CASTS, aten
 from onboard.graph.transform import Stages
 from onboard.ops import attention_ops, stateful_ops
@@ -44,11 +44,21 @@ def _plain_attention(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def _feeds_product(node: fx.Node) -> bool:
+    """Whether numbers go into a product with values of tokens; one with weights alone, as that of a
+    vocabulary's probabilities with its embedding, treats each token by itself.
+    """
     products = (aten.matmul, aten.bmm)
     return any(
-        is_op(user, *products) or (is_op(user, *CASTS) and _feeds_product(user))
+        (is_op(user, *products) and not _is_of_weights(user, node))
+        or (is_op(user, *CASTS) and _feeds_product(user))
         for user in node.users
     )
+
+
+def _is_of_weights(product: fx.Node, factor: fx.Node) -> bool:
+    """Whether the other factor of a product is computed of nothing that the graph is given."""
+    others = [each for each in product.all_input_nodes if each is not factor]
+    return bool(others) and all(each.op != "placeholder" for each in ancestors(others))
 
 
 def _weights_are_real(module: nn.Module, context: TransformContext) -> None:

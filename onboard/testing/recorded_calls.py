@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from onboard.analysis.behaviour.left_at_classes import BETWEEN_LAYERS, left_at_classes
-from onboard.analysis.counterparts import counterparts, is_choice, without_later
+from onboard.analysis.counterparts import counterparts, is_choice, weights_of, without_later
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
 from onboard.ops.rope.rope import complex_freqs
 from onboard.ops.sparse.sparse import chosen_keys
@@ -61,6 +61,8 @@ class Call:
         expected = self.outputs
         if [tensor.is_complex() for tensor in actual] == [True] and len(expected) == 2:
             expected = [complex_freqs(*expected)]
+        if len(expected) == 1 and (weights := weights_of(actual, expected[0])) is not None:
+            actual = [weights]
         assert 0 < len(actual) <= len(expected), (
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.analysis.counterparts import counterparts, is_choice, without_later
+from onboard.analysis.counterparts import counterparts, is_choice, weights_of, without_later
 from onboard.analysis.cut_tables import rows_for_each_text
 from onboard.analysis.recognise.recorder import first_tensor
 from onboard.errors import ProofError
@@ -45,6 +45,8 @@ def both_zero(output: Any, expected: Any) -> bool:
 
 def compare_outputs(path: str, class_name: str, output: Any, expected: Any) -> tuple[Any, float]:
     """Return the expected output in the generated block's form, and the error."""
+    if isinstance(output, tuple) and (weights := weights_of(output, expected)) is not None:
+        return output, compare_outputs(path, class_name, weights, expected)[1]
     if isinstance(output, tuple):
         expected = list(expected.values()) if isinstance(expected, dict) else expected
         pairs = zip(output, counterparts(output, expected), strict=True)

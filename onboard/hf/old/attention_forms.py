@@ -39,7 +39,10 @@ def flash_attn_func(
     if alibi_slopes is not None:
         scores = scores + _alibi(alibi_slopes, q.shape[1], k.shape[1])
     scores = scores.masked_fill(~seen, float("-inf"))
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).nan_to_num(0.0).to(q.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+    if q.shape[1] > k.shape[1]:  # the first queries see no key
+        weights = weights.nan_to_num(0.0)
+    weights = weights.to(q.dtype)
     return torch.matmul(weights, values).transpose(1, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import onboard.ops  # noqa: F401  # registers the canonical ops
 from onboard.hf.old.attention_forms import flash_attn_func
 from onboard.verify.error import rmse_ratio
+from tests.support.odd_code import GENERATE, run_apart, save_odd
 
 Translate = Callable[..., tuple[Any, str, str]]
 TOY = """
@@ -69,3 +71,32 @@ def test_causal_attention_is_the_canonical_op(arguments: str, translate: Transla
 )
 def test_other_attention_stays_as_it_is_written(arguments: str, translate: Translate) -> None:
     assert OP not in _translated(translate, arguments)
+
+
+ODD = """
+b, t, _ = x.shape
+q, k, v = (y.view(b, t, self.heads, self.size) for y in self.qkv(x).chunk(3, dim=-1))
+y = flash_attn_func(q=q.to(torch.bfloat16), k=k.to(torch.bfloat16), v=v.to(torch.bfloat16), causal=True)
+return self.out(y.to(x.dtype).reshape(b, t, -1))
+"""
+KEPT = ODD.replace("k=k.to(torch.bfloat16)", "k=(2 * k.to(torch.bfloat16))")
+
+
+def test_casts_that_kernels_need_are_left_out_and_said(tmp_path: Path) -> None:
+    """Those of a tensor that the code goes on with are no such casts: attention in bfloat16 is that."""
+    head = "from flash_attn import flash_attn_func\n"
+    folders = [
+        save_odd(tmp_path / name, head=head, attention=body)
+        for name, body in (("odd_kernel_casts", ODD), ("odd_halved_keys", KEPT))
+    ]
+    found = run_apart(GENERATE, folders)
+    made = found["odd_kernel_casts"]
+    assert "error" not in made, made
+    assert "torch_attention(" in made["text"]
+    assert "bfloat16" not in made["text"]
+    assert made["worst"] < 1e-6
+    assert not made["recorded"]
+    assert any("keeps the model's dtype" in fact for fact in made["facts"])
+    other = found["odd_halved_keys"]
+    assert "nan_to_num" not in str(other)
+    assert "keeps the model's dtype" not in str(other)

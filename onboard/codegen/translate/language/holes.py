@@ -59,7 +59,7 @@ class Result(Value):
         shape = self.shape
         return (
             not self.transposed
-            and isinstance(shape, Items)
+            and type(shape) is Items
             and not shape.names
             and all(isinstance(item, Hole) for item in shape.items)
         )

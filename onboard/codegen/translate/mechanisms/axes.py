@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.calls import call_value
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
 from onboard.codegen.translate.language.forms import ROWS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.object_values import Global
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.hf.old.einops_forms import in_letters
@@ -112,7 +116,8 @@ def rearranged(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: F
 
 def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value:
     """Return `... h d -> ... (h g) d`: each of an axis's parts several times in a row; or
-    `b 1 d -> b h d`: the only part as often; `s d -> 1 s 1 (d j)` with new axes of size one, too; or as `_spread` does.
+    `b 1 d -> b h d`: the only part as often; `s d -> 1 s 1 (d j)` with new axes of size one, too; all of
+    them in a row, `s d -> s (2 d)`; or as `_spread` does.
     """
     old = [group for group in pattern.right if group != ["1"]]
     if old != pattern.right and ["1"] not in pattern.left:
@@ -131,9 +136,22 @@ def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fra
                 if plain == pattern.left:
                     dim = Known(_dimension(pattern.left, place))
                     return _method(tensor, "repeat_interleave", [sizes[new], dim], frame)
+            case [new, axis] if new in sizes and [axis] == pattern.left[place : place + 1][0]:
+                plain = [*pattern.right[:place], [axis], *pattern.right[place + 1 :]]
+                times = sizes[new]
+                if plain == pattern.left and isinstance(times, Known):
+                    return _in_a_row(tensor, times.value, pattern.left, place, frame)
     if (spread := _spread(tensor, pattern, sizes, frame)) is not None:
         return spread
     raise Untranslatable("an einops pattern that repeats in another way")
+
+
+def _in_a_row(tensor: Code, times: int, groups: list[list[str]], place: int, frame: Frame) -> Value:
+    """Return the tensor several times along a dimension, one whole after the other."""
+    rest = any(_REST in group for group in groups[place:])
+    dim = Known(_dimension(groups, place) if rest else place - len(groups))
+    made = Global(torch.cat, attribute(name("torch"), "cat"))
+    return call_value(made, Args([Items((tensor,) * times), dim], {}, []), frame)
 
 
 def _spread(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Frame) -> Value | None:

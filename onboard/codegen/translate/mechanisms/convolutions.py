@@ -14,7 +14,7 @@ from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.forms import CHANNELS, SHIFTED
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Instance
-from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, op
+from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, name, op
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.layouts.laid import Laid, permuted
 from onboard.codegen.translate.mechanisms.recurrent import argument
@@ -144,10 +144,12 @@ def _without_last(source: Value) -> ast.expr:
 
 
 def _modules(path: ast.expr, frame: Frame) -> list[nn.Module]:
-    """Return what `self.x` is in the small model."""
+    """Return what `self.x` is in the small model, or what `self` is."""
     match path:
         case ast.Attribute(value=ast.Name(id="self"), attr=attr) if frame.cls is not None:
             return [getattr(module, attr) for module in frame.translator.modules_of(frame.cls.cls)]
+        case ast.Name(id="self") if frame.cls is not None:
+            return list(frame.translator.modules_of(frame.cls.cls))
     return []
 
 
@@ -182,6 +184,18 @@ class CausalConvolutions(Mechanism):
         if set(callee.classes) not in ({nn.Conv1d}, {nn.Conv2d}):
             return None
         return convolved(callee, plain_call(callee.expr, args), _kept(args, frame))
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """`self._conv_forward(x, self.weight, self.bias)` of a class that is an `nn.Conv1d` itself."""
+        if attr != "_conv_forward" or frame.cls is None or args.keywords or args.stars:
+            return None
+        given, me = [value.code() for value in args.positional], name("self")
+        weights = [ast.unparse(each) for each in given[1:]]
+        if not issubclass(frame.cls.cls, nn.Conv1d) or weights != ["self.weight", "self.bias"]:
+            return None
+        called = ast.Call(attribute(me, attr), given, [])
+        source = _kept(Args(args.positional[:1], {}, []), frame).positional[0]
+        return Convolved(called, form=CHANNELS, module=me, source=source)
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """The sizes of what is shifted."""

@@ -22,6 +22,7 @@ from onboard.codegen.translate.language.forms import (
     POSITIONS,
     ROWS,
     ROWS_OF_HEADS,
+    ROWS_OF_TEXT,
     SCALED,
     TABLE,
 )
@@ -29,14 +30,16 @@ from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.state import Restart
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import Code, Items, Known, Value
+from onboard.codegen.translate.mechanisms.layouts.lookup_ranks import lookup_ranks
 
 _MADE = {POSITIONS: ROWS, SCALED: ROWS, EVERY: TABLE}
 """What is made of positions and a vector."""
 
 
 _SIZES_BESIDE = re.compile(
-    r"\[(?P<d>\w+) if (?P<i>\w+) == 1 or (?P=i) == (?P<tensor>.+)\.(?:ndim|dim\(\)) - 1 else 1"
-    r" for (?P=i), (?P=d) in enumerate\((?P<same>.+)\.(?:shape|size\(\))\)\]"
+    r"\[(?P<d>\w+) if (?P<i>\w+) == 1 or (?P=i) == "
+    r"(?:(?P<tensor>.+)\.(?:ndim|dim\(\))|len\((?P<sizes>.+)\)) - 1 else 1"
+    r" for (?P=i), (?P=d) in enumerate\((?P<all>.+)\)\]"
 )
 """Sizes that broadcast a table to a tensor, as code of the first LLaMA works them out."""
 
@@ -79,7 +82,7 @@ class CountedPositions(Mechanism):
             return _looked_up(owner, index, node, frame)
         match index:
             case Code(form=str() as form) if form == POSITIONS:
-                return owner
+                return _of_text(owner, frame)
             case _ if is_cut(index):
                 return owner
             case Items(items=(Known(value=slice() as every), cut, *rest)) if every == slice(None):
@@ -128,6 +131,14 @@ class CountedPositions(Mechanism):
         return None
 
 
+def _of_text(rows: Code, frame: Frame) -> Code:
+    """Return rows that code looks up by positions [1, sequence], which gives them a dimension in
+    front, or by positions [sequence].
+    """
+    ahead = frame.translator.specialised and lookup_ranks(frame.translator.model) == {2}
+    return replace(rows, form=ROWS_OF_TEXT) if ahead else rows
+
+
 def _know_as_given(frame: Frame) -> None:
     """Begin anew where a module without parameters makes a table as long as the text, in a model that
     fails at positions beyond: those that it counts are those that it is given.
@@ -152,7 +163,10 @@ def _beside_heads(rows: Code, args: Args, frame: Frame) -> Code | None:
         case Args(positional=[Code() as sizes], stars=[] | [0], keywords={}):
             whole = WrittenOut(local_values(frame)).visit(deepcopy(sizes.expr))
             found = _SIZES_BESIDE.fullmatch(ast.unparse(whole))
-            if found is not None and found["tensor"] == found["same"]:
+            if found is None:
+                return None
+            same = (found["sizes"], f"{found['tensor']}.shape", f"{found['tensor']}.size()")
+            if found["all"] in same:
                 return Code(call(attribute(rows.expr, "unsqueeze"), ast.Constant(2)))
     return None
 

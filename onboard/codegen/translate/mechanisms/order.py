@@ -37,6 +37,7 @@ from onboard.codegen.translate.mechanisms.masks.padding import LayerMasks, Paddi
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.parts.idle_modules import IdleModules
+from onboard.codegen.translate.mechanisms.parts.own_entries_read import OwnEntriesRead
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.scans.empty_states import EmptyStates
@@ -53,6 +54,7 @@ MECHANISMS = Mechanisms(
         # Masks of ones and vectors of ones are gone before anything else sees them.
         GpuNames(),
         IdleModules(),
+        OwnEntriesRead(),
         Padding(),
         UniformBatches(),
         LastTokens(),

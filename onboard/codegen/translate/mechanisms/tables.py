@@ -29,6 +29,7 @@ from onboard.codegen.translate.language.values import Code, Items, Known, Value
 from onboard.codegen.translate.mechanisms.counted_positions import positions
 
 _CASTS = ("to", "float", "type", "type_as", "half", "bfloat16", "contiguous")
+_JOINS = (torch.cat, torch.concat)
 _ANY = 2
 _EVERYTHING = (slice(None), slice(0, None))
 
@@ -67,6 +68,7 @@ class Table(Code):
     shape: tuple[int, ...] = ()
     """That of the small model's table."""
     typed: ClassVar[bool] = True
+    returned: ClassVar[bool] = True
 
     def same_fact(self, other: Value) -> bool:
         """Whether two facts say the same: sizes may differ, but for those of one."""
@@ -92,6 +94,16 @@ def cut_axis(index: Value, shape: Sequence[int]) -> int | None:
             leading = math.prod(shape[: cuts[0]]) == 1 and len(shape) > cuts[0] + 1
             return cuts[0] if leading else None
     return None
+
+
+def _cuts_nothing(index: Value, shape: Sequence[int]) -> bool:
+    """Whether an index cuts a dimension of size one to the text's length, which leaves all there is."""
+    parts = _by_dimension(index.items if isinstance(index, Items) else (index,), len(shape))
+    cuts = [place for place, part in enumerate(parts) if not _is_everything(part)]
+    match [parts[place] for place in cuts]:
+        case [Code(expr=ast.Slice(lower=lower, upper=upper, step=None), static=False)]:
+            return shape[cuts[0]] == 1 and _is_of_text(lower, upper)
+    return False
 
 
 def _bounds_written_out(index: Value, frame: Frame) -> Value:
@@ -191,6 +203,8 @@ class CutTables(Mechanism):
             index = _bounds_written_out(index, frame)
         if (rows := _behind_a_new_dimension(owner, index, shape, frame)) is not None:
             return rows
+        if frame.translator.specialised and _cuts_nothing(index, shape):
+            return Table(owner.code(), shape=shape)
         axis = cut_axis(index, shape)
         if axis is None:
             return None
@@ -203,6 +217,8 @@ class CutTables(Mechanism):
         match args.positional:
             case [Code() as where, Cut() as table] if function is nn.functional.embedding:
                 return _looked_up(table, where)
+            case [Items(items=items), *_] if function in _JOINS:
+                return _joined(items, expr, args)
         if frame.translator.is_helper(function) and (given := _with_tables(args, frame)):
             return call_value(Global(function, expr), given, frame)
         return None
@@ -236,6 +252,19 @@ class CutTables(Mechanism):
         if isinstance(owner, Cut) and attr in ("dtype", "device"):
             return Code(attribute(owner.expr, attr))
         return None
+
+
+def _joined(parts: Sequence[Value], expr: ast.expr, args: Args) -> Cut | None:
+    """Return cuts of several tables, side by side; None where a part is none, or they are put one
+    behind the other.
+    """
+    cuts = [part for part in parts if isinstance(part, Cut)]
+    match args.positional[1:], args.keywords:
+        case ([Known(value=-1)], {}) | ([], {"dim": Known(value=-1)}) if len(cuts) == len(parts):
+            if {cut.axis for cut in cuts} == {0}:
+                tables: list[ast.expr] = [cut.expr for cut in cuts]
+                return Cut(call(expr, ast.Tuple(tables, ast.Load()), dim=ast.Constant(-1)))
+    return None
 
 
 def _is_all_rows(owner: Value, index: Value, frame: Frame) -> bool:

@@ -405,6 +405,7 @@ def _function_text(key: str, routine: Routine) -> MethodText:
         if _is_named(routine.node, item)
     }
     types |= {item: "torch.device" for item in routine.parameters if item == "device"}
+    types |= {item: kind for item, fact in facts if (kind := _module_type(fact)) is not None}
     parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
     kind = (
         argument_types.returned(routine.node, types)

@@ -88,7 +88,9 @@ def _is_table(attr: str, state: ClassState, translator: Translator) -> bool:
 
 
 def _drop_uncalled(translator: Translator) -> None:
-    """Leave out the functions that nothing calls any more."""
+    """Leave out the functions that nothing calls any more, and methods of repositories' code."""
+    while translator.specialised and _drop_methods(translator):
+        continue
     functions = translator.functions
     bodies = [
         statement
@@ -105,6 +107,23 @@ def _drop_uncalled(translator: Translator) -> None:
         fresh = (fresh & functions.keys()) - called
     for key in functions.keys() - called:
         del functions[key]
+
+
+def _drop_methods(translator: Translator) -> bool:
+    """Leave out the methods that no code names any more; whether there were any."""
+    states = list(translator.states.values())
+    routines = [r for state in states for r in (state.init, *state.methods.values()) if r]
+    named = {
+        node.attr
+        for routine in (*routines, *translator.functions.values())
+        for statement in routine.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Attribute)
+    }
+    idle = [(each, key) for each in states for key in each.methods.keys() - named - {"forward"}]
+    for state, key in idle:
+        del state.methods[key]
+    return bool(idle)
 
 
 def _names(body: Sequence[ast.stmt]) -> set[str]:

@@ -197,6 +197,29 @@ def test_a_mixer_without_a_cached_form_is_refused() -> None:
         check_stage(Stages.CACHE_INIT, _exported(_Convolution(), context), context)
 
 
+class _Softmax(nn.Module):
+    """Probabilities times values: of a vocabulary and its embedding, or of tokens and these."""
+
+    def __init__(self, of_words: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.of_words = of_words
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(input_ids)
+        values = self.table.weight * 2 if self.of_words else x
+        return torch.matmul(torch.softmax(x @ values.mT, dim=-1), values)
+
+
+@pytest.mark.parametrize("of_words", [True, False])
+def test_a_softmax_over_the_vocabulary_is_no_attention_without_a_cache(of_words: bool) -> None:
+    context = _context()
+    entry = HistoryEntry("insert_cached_attention", "cache_init", True, True, 0, 0.0, True, True, 0)
+    context.history.append(entry)
+    check_stage(Stages.CACHE_INIT, _exported(_Softmax(of_words), context), context)
+    assert any("have no cache" in fact for fact in context.facts) is not of_words
+
+
 class _Folded(_Attention):
     """Heads folded into the batch, [batch * heads, sequence, dim], as code around torch.bmm has
     them.

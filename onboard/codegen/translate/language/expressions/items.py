@@ -30,7 +30,12 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
 )
 from onboard.codegen.translate.language.sequences import item_in, sequence_of
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, constant, same_code
+from onboard.codegen.translate.language.trees.syntax import (
+    NothingThere,
+    Untranslatable,
+    constant,
+    same_code,
+)
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
@@ -66,7 +71,7 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
         case Items(items=items), Known(value=slice() as part):
             return Items(items[part], kind=owner.kind)
         case Known(value=None), _:
-            raise Untranslatable(f"an item of None at {frame.source.location(node)}")
+            raise NothingThere(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
         case Setting(value=dict() as entries), Known(value=str() as key) if key in entries:

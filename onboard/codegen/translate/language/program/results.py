@@ -22,6 +22,7 @@ from onboard.codegen.translate.language.statements.assignments.between_methods i
     handed_to,
     made_first,
 )
+from onboard.codegen.translate.language.statements.assignments.own_entries import OwnEntries
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import name, same_code, stored_names
 from onboard.codegen.translate.language.values import (
@@ -161,7 +162,7 @@ def _is_given(value: Value, assigned: set[str]) -> bool:
             return all(_is_given(item, assigned) for item in items.values())
         case Code(expr=ast.Name(id=variable), transposed=False):
             return variable not in assigned
-    return isinstance(value, Mask | Known | Config)
+    return isinstance(value, Mask | Known | Config | OwnEntries)
 
 
 def in_terms_of(value: Value, arguments: dict[str, Value]) -> Value:
@@ -231,6 +232,8 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
     first = values[0]
     if unread := [value for value in values if isinstance(value, Unread)]:
         return unread[0], index
+    if all(isinstance(value, OwnEntries) for value in values):
+        return first.fact(), index
     if isinstance(first, Known | Mask | Config) and all(first.equals(value) for value in values):
         return first, index
     parts: list[Value] = []

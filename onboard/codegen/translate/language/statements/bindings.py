@@ -161,6 +161,27 @@ def only_says(node: ast.If, frame: Frame) -> bool:
     return bool(said) and not stored & later
 
 
+def says(expr: ast.expr, frame: Frame) -> bool:
+    """Whether a statement is a constant, or calls a function of the repository's which prints at
+    most.
+    """
+    match expr:
+        case ast.Constant():
+            return True
+        case ast.Call(func=ast.Name(id=key)) if frame.translator.specialised:
+            function = frame.source.functions.get(key) if key not in frame.env.values else None
+            lines = [] if function is None else [*map(_lines, function.body)]
+            return bool(lines) and all(ast.unparse(x).startswith(SAYING) for x in sum(lines, []))
+    return False
+
+
+def _lines(statement: ast.stmt) -> list[ast.stmt]:
+    """Return a statement, or those that stand under its condition."""
+    if not isinstance(statement, ast.If):
+        return [statement]
+    return [line for item in (*statement.body, *statement.orelse) for line in _lines(item)]
+
+
 def _stores(node: ast.Name | ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Store)
 

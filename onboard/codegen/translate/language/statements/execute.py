@@ -17,6 +17,7 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
 from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
+from onboard.codegen.translate.language.statements.assignments.own_entries import OwnEntries
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import (
@@ -37,12 +38,7 @@ from onboard.codegen.translate.language.trees import selection, syntax
 from onboard.codegen.translate.language.trees.casts import casts_alone
 from onboard.codegen.translate.language.trees.mapped import each_mapped
 from onboard.codegen.translate.language.trees.skips import without_continue
-from onboard.codegen.translate.language.trees.syntax import (
-    Untranslatable,
-    name,
-    stored_names,
-    works_in_place,
-)
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, stored_names
 from onboard.codegen.translate.language.values import NONE, Code, Mapping, Mask, Unread, Value
 
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
@@ -120,17 +116,21 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
     """Keep calls that work in place; everything else an expression statement does is
     bookkeeping.
     """
-    if isinstance(node.value, ast.Constant) or lists.append(node.value, frame):
+    if bindings.says(node.value, frame) or lists.append(node.value, frame):
         return
     value = frame.evaluate(node.value)
     match node.value:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if (
             isinstance(value, Mask) or isinstance(value, Code) and value.lazy
         ):
-            if works_in_place(node.value):
+            if syntax.works_in_place(node.value):
                 frame.env.values[variable] = value
             return
-    if isinstance(value, Code) and isinstance(value.expr, ast.Call) and works_in_place(value.expr):
+    if (
+        isinstance(value, Code)
+        and isinstance(value.expr, ast.Call)
+        and syntax.works_in_place(value.expr)
+    ):
         frame.emit(ast.Expr(value.expr), node)
 
 
@@ -287,7 +287,8 @@ def _side(body: list[ast.stmt], frame: Frame, remembers: bool = False) -> Any:
             return statements, frame.env, ending
     except Untranslatable as error:
         del frame.returns[count:]
-        return error
+        fails = frame.translator.specialised and isinstance(error, syntax.NothingThere)
+        return ([], env, RAISES) if fails else error
     finally:
         frame.remembers = before
 
@@ -372,11 +373,9 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 ends = {key: frame.env.values[key] for key in changed}
                 filled = loop_changes.filled_dicts(start, frame.env)
                 left = loop_changes.left(node, start, frame.env, frame)
-                known: dict[str, Value] = {
-                    key: value
-                    for key in changed
-                    if isinstance(value := frame.env.values[key], Mask)
-                }
+                held = {key: frame.env.values[key] for key in changed}
+                of_layers = [k for k, v in held.items() if isinstance(v, Mask | OwnEntries)]
+                known: dict[str, Value] = {key: held[key] for key in of_layers}
                 known |= lists.grown(start, frame.env)
         except lists.Filled as appended:
             if frame.loops and lists.is_from(appended, frame.loops[-1], start):

@@ -23,7 +23,9 @@ def chosen_instead(node: ast.If, test: Value, frame: Frame) -> bool:
     if not frame.translator.specialised or type(test) is not Code or test.static:
         return False
     match node:
-        case ast.If(body=[ast.Assign(targets=[ast.Name() as target], value=value)], orelse=[]):
+        case ast.If(body=[ast.Assign(targets=[ast.Name() as target], value=value)], orelse=[]) if (
+            target.id in frame.env.values
+        ):
             asked = _as_one(test.expr)
             kept = frame.evaluate(ast.copy_location(name(target.id), node))
             if asked is None or type(kept) is not Code or kept.transposed:

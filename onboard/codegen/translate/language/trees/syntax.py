@@ -28,6 +28,10 @@ class Untranslatable(Exception):
     """`file.py:12` of the innermost statement that has it, where that is known."""
 
 
+class NothingThere(Untranslatable):
+    """What the code does fails in Python, too, as an item of None: no text of a model gets there."""
+
+
 def noted(execute: E) -> E:
     """Have what executes statements in a frame note the innermost class whose code has a construct
     without translation.

@@ -29,6 +29,7 @@ from onboard.codegen.translate.language.trees.syntax import (
 )
 from onboard.codegen.translate.language.values import (
     Code,
+    Items,
     Known,
     Mask,
     Value,
@@ -106,6 +107,35 @@ class Scores(Code):
         parts = ("scale", "bias", "slopes", "cap")
         changed: dict[str, Any] = {part: code(getattr(self, part)) for part in parts}
         return replace(self, query=query, key=key, gate=tensor(self.gate), **changed)
+
+
+@dataclass(frozen=True, eq=False)
+class Weights(Items):
+    """Attention's weights as a function returns them: `items` are the queries, scaled, and the keys
+    that they are made of, for the code that multiplies them with values.
+    """
+
+
+def handed(weights: Scores) -> Weights | None:
+    """Return weights for whoever gets them; None where they are made of more than two tensors."""
+    more = (weights.bias, weights.slopes, weights.cap, weights.gate, weights.window)
+    if type(weights) is not Scores or any(more) or weights.beyond is not None:
+        return None
+    assert weights.query is not None
+    assert weights.key is not None
+    query: Value = weights.query
+    if weights.scale is not None:
+        query = Code(ast.BinOp(query.code(), ast.Mult(), weights.scale))
+    return Weights((query, Code(weights.key.code())))
+
+
+def taken(weights: Weights) -> Scores:
+    """Return the weights that a function has returned."""
+    query, key = weights.items
+    assert isinstance(query, Code)
+    assert isinstance(key, Code)
+    bare = ast.Constant(None)  # nothing but a product with values has code
+    return Scores(bare, query=query, key=key, causal=True, masked=True, normed=True)
 
 
 def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) -> Value | None:

@@ -33,10 +33,13 @@ from onboard.codegen.translate.mechanisms.attention.products import added, call_
 from onboard.codegen.translate.mechanisms.attention.scores import (
     SOFTMAXES,
     Scores,
+    Weights,
     capped,
     combined,
+    handed,
     method,
     softmax,
+    taken,
 )
 from onboard.codegen.translate.mechanisms.attention.windows import of_mask
 from onboard.codegen.translate.mechanisms.layouts.one_head import (
@@ -69,7 +72,7 @@ def without_weights(value: Value) -> Value:
     give.
     """
     match value:
-        case Scores(normed=True):
+        case Scores(normed=True) | Weights():
             return NONE
         case Items() | Output():
             return value.mapped(without_weights)
@@ -84,9 +87,11 @@ class WrittenAttention(Mechanism):
         masked.
         """
         if isinstance(op, ast.MatMult):
+            left = taken(left) if isinstance(left, Weights) else left
             if isinstance(left, Scores) and left.normed:
                 return _attended(left, right, frame)
             return product(left, right, ast.BinOp(left.code(), op, right.code()))
+        _refuse_handed(left, right)
         sides = [side for side in (left, right) if isinstance(side, Scores)]
         if not sides or not all(side.attends for side in sides):
             return None
@@ -107,6 +112,9 @@ class WrittenAttention(Mechanism):
         attends = all(item.attends for item in args.positional if isinstance(item, Scores))
         if function not in _FUNCTIONS or not attends or is_static_call(function, args):
             return None
+        if function in (torch.matmul, torch.bmm, torch.einsum):
+            given = [taken(x) if isinstance(x, Weights) else x for x in args.positional]
+            args = replace(args, positional=given)
         match args.positional:
             case [Scores(normed=True) as weights, value] if function in (torch.matmul, torch.bmm):
                 if isinstance(value, Code) and is_of_one_head(weights, value, frame):
@@ -148,6 +156,11 @@ class WrittenAttention(Mechanism):
             return added(owner, first, second, args.keywords)
         return None
 
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """No part of weights that a function has returned."""
+        _refuse_handed(owner)
+        return None
+
     def own_attribute(
         self, cls: ClassState, attr: str, path: ast.expr, frame: Frame
     ) -> Value | None:
@@ -170,9 +183,17 @@ class WrittenAttention(Mechanism):
         return False if False in known else None if None in known else True
 
     def returned(self, value: Value) -> Value | None:
-        """Nothing of attention's weights."""
+        """Nothing of attention's weights, or what they are made of where they are all there is."""
+        if isinstance(value, Scores) and value.normed and (weights := handed(value)) is not None:
+            return weights
         changed = without_weights(value)
         return None if changed.equals(value) else changed
+
+
+def _refuse_handed(*values: Value) -> None:
+    """Refuse whatever is done to weights that a function has returned, but for their product."""
+    if any(isinstance(value, Weights) for value in values):
+        raise Untranslatable("attention's weights, of which no product with values is made")
 
 
 def _attended(weights: Scores, value: Value, frame: Frame) -> Value | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -24,6 +24,7 @@ from onboard.codegen.translate.mechanisms.attention.sdpa import is_of_several
 from onboard.codegen.translate.mechanisms.layouts.laid import Laid, permuted
 from onboard.codegen.translate.mechanisms.recurrent import bound
 from onboard.hf.old.attention_forms import flash_attn_func, flash_attn_varlen_func
+from onboard.hf.old.layers.kernel_casts import without_cast
 
 _NAMES = {*inspect.signature(flash_attn_varlen_func).parameters} - {"kwargs"}
 _PLAIN = {"alibi_slopes": None, "return_attn_probs": False}
@@ -54,12 +55,18 @@ def _attended(given: Mapping[str, Value], frame: Frame) -> Code | None:
     window, cap = _numbers(given["window_size"]), given["softcap"]
     if window is None or not isinstance(cap, Known):
         return None
-    qkv = [given[key].code() for key in ("q", "k", "v")]
+    qkv = _without_casts([given[key].code() for key in ("q", "k", "v")])
     seen = None if window[0] < 0 else window[0] + 1  # the key of the query itself is one more
     fixed = [constant(None), constant(0.0), constant(True)]
     settings = [given["softmax_scale"].code(), constant(None), constant(seen)]
     last = [constant(cap.value or None), constant("bsnd")]
     return Code(ast.Call(op("torch_attention"), [*qkv, *fixed, *settings, *last], []))
+
+
+def _without_casts(tensors: Sequence[ast.expr]) -> Sequence[ast.expr]:
+    """Return tensors without the casts that are there for kernels: the code runs without them."""
+    bare = [inner for inner in map(without_cast, tensors) if inner is not None]
+    return bare if len(bare) == len(tensors) else tensors
 
 
 def _of_one_length(given: Mapping[str, Value], frame: Frame) -> Code | None:

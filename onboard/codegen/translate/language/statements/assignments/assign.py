@@ -33,6 +33,11 @@ from onboard.codegen.translate.language.statements.assignments.own_attributes im
     remember,
     store_attribute,
 )
+from onboard.codegen.translate.language.statements.assignments.own_entries import (
+    OwnEntries,
+    holds_own_entries,
+    is_own_key,
+)
 from onboard.codegen.translate.language.statements.assignments.unpacked import unpacked
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
@@ -44,6 +49,9 @@ from onboard.codegen.translate.language.values import (
     Output,
     Value,
 )
+
+_OF_WEIGHTS = ("_init_weights", "init_weights", "reset_parameters")
+"""Functions that make first values, which come from a checkpoint here."""
 
 
 def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None:
@@ -84,6 +92,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case ast.Attribute(value=ast.Attribute(), attr=attr) if _ties(target, value, frame):
             return  # written for all ties at once
+        case ast.Attribute(value=owner, attr=attr) if _is_setting(owner, attr, value, frame):
+            _emit(frame.code(owner), attr, value.code(), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if _is_note(owner, attr, frame):
             return
         case ast.Attribute(value=owner, attr="data") if is_weight(owner, frame):
@@ -145,6 +155,26 @@ def _are_one(model: nn.Module, *names: str) -> bool:
     """Whether a small model has one parameter under all names: a module may have several."""
     found = dict(model.named_parameters(remove_duplicate=False))
     return names[0] in found and all(found.get(name) is found[names[0]] for name in names)
+
+
+def _is_setting(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether a constructor gives a module that it made a number or a switch, which a function of its
+    file reads that makes no weights.
+    """
+    if frame.kind != "init" or not frame.translator.specialised:
+        return False
+    if not value.is_static or not isinstance(frame.evaluate(owner), Instance):
+        return False
+    functions = [
+        node
+        for node in ast.walk(frame.source.tree)
+        if isinstance(node, ast.FunctionDef) and node.name not in _OF_WEIGHTS
+    ]
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == attr and isinstance(node.ctx, ast.Load)
+        for function in functions
+        for node in ast.walk(function)
+    )
 
 
 def _is_note(owner: ast.expr, attr: str, frame: Frame) -> bool:
@@ -214,6 +244,9 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     ):
         frame.env.values[target.value.id] = value  # a dict of masks is as good as a mask
         return
+    if _is_own_entry(target, owner, key, frame):
+        frame.env.values[ast.unparse(target.value)] = OwnEntries(filled=True)
+        return
     if isinstance(owner, Mapping) and isinstance(key, Known):
         owner.items[key.value] = value
         return
@@ -245,6 +278,15 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         and (form := _form(value)) is not None
     ):
         frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
+
+
+def _is_own_entry(target: ast.Subscript, owner: Value, key: Value, frame: Frame) -> bool:
+    """Whether a layer of repositories' code leaves something in a dict under its own number."""
+    if frame.kind != "forward" or frame.cls is None or not frame.translator.specialised:
+        return False
+    if not isinstance(target.value, ast.Name) or not holds_own_entries(owner):
+        return False
+    return is_own_key(key, [*frame.translator.modules_of(frame.cls.cls)])
 
 
 def _with_item(target: ast.Subscript, key: Value, value: Value, frame: Frame) -> ast.expr | None:

@@ -1,0 +1,111 @@
+"""Casts to half precision of what flash_attn's functions are given: its kernels take nothing else.
+
+What stands in for these functions takes any dtype, and so do model files: without the casts, which a
+model in that dtype does not notice, attention has the model's dtype, as all else does. Files are
+compiled without them where the package is stood in for; their lines stay where they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType
+from typing import Any
+
+_PACKAGE = "flash_attn"
+_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func")
+_TENSORS = ("q", "k", "v")
+_HALVES = ("torch.bfloat16", "torch.float16", "torch.half")
+
+
+def without_cast(expr: ast.expr) -> ast.expr | None:
+    """Return x of `x.to(torch.bfloat16)` and alike; None for anything else."""
+    match expr:
+        case ast.Call(func=ast.Attribute(value=inner, attr="half" | "bfloat16"), args=[]):
+            return inner
+        case (
+            ast.Call(func=ast.Attribute(value=inner, attr="to"), args=[dtype], keywords=[])
+            | ast.Call(
+                func=ast.Attribute(value=inner, attr="to"),
+                args=[],
+                keywords=[ast.keyword(arg="dtype", value=dtype)],
+            )
+        ) if ast.unparse(dtype) in _HALVES:
+            return inner
+    return None
+
+
+def without_kernel_casts(tree: ast.Module) -> int:
+    """Take the casts from calls whose queries, keys and values all have one; return how many such
+    calls the tree had.
+    """
+    names = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == _PACKAGE
+        for alias in node.names
+        if alias.name in _FUNCTIONS
+    }
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+    ]
+    return sum(map(_taken, calls))
+
+
+def _taken(call: ast.Call) -> bool:
+    """Take the casts from a call, where it has three; whether it has."""
+    named = {item.arg: item for item in call.keywords}
+    given = [*call.args[: len(_TENSORS)], *(named[key].value for key in _TENSORS if key in named)]
+    bare = [inner for inner in map(without_cast, given) if inner is not None]
+    if len(bare) < len(_TENSORS):
+        return False
+    for key, inner in zip(_TENSORS[len(call.args) :], bare[len(call.args) :], strict=True):
+        named[key].value = inner
+    call.args[: len(_TENSORS)] = bare[: len(call.args)]
+    return True
+
+
+class _Loader(SourceFileLoader):
+    """Compiles a file without such casts."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the file's code; nothing is kept of it on the disk."""
+        path = self.get_filename(fullname)
+        tree = ast.parse(self.get_data(path), path)
+        without_kernel_casts(tree)
+        return compile(tree, path, "exec", dont_inherit=True)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the files of a repository's code."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a file of the package, with the loader above."""
+        found = PathFinder.find_spec(name, path) if name.startswith(f"{self.package}.") else None
+        if found is not None and isinstance(found.loader, SourceFileLoader):
+            found.loader = _Loader(found.loader.name, found.loader.path)
+        return found
+
+
+def leave_out_casts(package: str, name: str, text: str) -> list[str]:
+    """Have a package's files compiled without such casts, where a text has some; return what to say
+    of it.
+    """
+    if not without_kernel_casts(ast.parse(text)):
+        return []
+    if not any(isinstance(item, _Finder) for item in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(package))
+    return [
+        f"{name} casts what {_PACKAGE} is given to half precision, for its kernels; without them it"
+        " keeps the model's dtype"
+    ]
