@@ -21,7 +21,7 @@ from onboard.codegen.config_helpers import body_with, written_out
 from onboard.codegen.config_parts import OF_ATTENTION, is_part, parts_made, unread_fields
 from onboard.errors import OnboardError
 from onboard.hf.old.config_arguments import ByPosition, given_by_position, is_of_base
-from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
+from onboard.hf.old.own_configs import LENT, is_of_transformers, is_own_of_transformers
 from onboard.plain_config import OldFields
 
 _FUNCTIONS = {
@@ -97,6 +97,7 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
         values = _class_values(config_class, _named_in(config_class))
         beside = defaults_beside(class_node(config_class))
         values |= {key: vars(config_class).get(key, value) for key, value in beside.items()}
+        values |= vars(config_class).get(LENT, {})
     body = [f'"""What config.json says, with the defaults of {whose}."""', ""]
     body += [f"{key} = {value!r}" for key, value in values.items()]
     body += [line for method in methods for line in ("", *method.splitlines())]

@@ -19,6 +19,7 @@ from onboard.codegen.translate.mechanisms.attention.windows import CutMasks, Win
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
 from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
+from onboard.codegen.translate.mechanisms.constructors.put_in_places import PutInPlaces
 from onboard.codegen.translate.mechanisms.constructors.taken_away import LeftOut
 from onboard.codegen.translate.mechanisms.constructors.tried import Tried
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions, HeadConvolutions
@@ -57,6 +58,7 @@ MECHANISMS = Mechanisms(
         UniformBatches(),
         LastTokens(),
         Tried(),
+        PutInPlaces(),
         WrittenScans(),
         Initialised(),
         Templates(),
