@@ -138,11 +138,12 @@ def _methods(config_class: type[PretrainedConfig]) -> list[str]:
     value.
     """
     writer = _Writer(config_class)
-    functions = module_source(config_class.__module__).functions
+    source = module_source(config_class.__module__)
     own = constructor_of(class_node(config_class))
     if own is None and "__init__" not in vars(config_class):  # transformers would make it one
         own = _INHERITED
-    made = [] if own is None else [writer.constructor(written_out(own, functions))]
+    written = None if own is None else written_out(own, source.functions, source.namespace)
+    made = [] if written is None else [writer.constructor(written)]
     return [*(ast.unparse(ast.fix_missing_locations(node)) for node in made), *writer.properties()]
 
 
@@ -349,8 +350,8 @@ class _Writer:
         checks = name.startswith("validate") and is_of_transformers(owner)
         if checks or not leaves_something(self.config_class, method, frozenset({name})):
             return []
-        functions = module_source(self.config_class.__module__).functions
-        body = body_with(written_out(method, functions), called)
+        source = module_source(self.config_class.__module__)
+        body = body_with(written_out(method, source.functions, source.namespace), called)
         if owner is not self.config_class or body is None:
             raise self._refuse(node)
         return self._block(body)
