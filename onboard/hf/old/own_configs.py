@@ -36,11 +36,35 @@ def own_config_class(base: Any, model_type: str, module: str) -> Any:
     """Return a class of its own, in the repository's module, for models whose config class is
     transformers': it reads as configs of transformers 4 did, and transformers' stays as it is.
     """
-    name = f"{base.__name__.removesuffix('Config')}{_ENDING}"
-    values = {"model_type": model_type, "__module__": module, "__qualname__": name}
-    made = type(name, (OldFields, base), values)
-    setattr(sys.modules[module], name, made)
+    made = _of_its_year(base, f"{base.__name__.removesuffix('Config')}{_ENDING}", module)
+    made.model_type = model_type
+    setattr(sys.modules[module], made.__name__, made)
     return made
+
+
+def _of_its_year(base: Any, name: str, module: str) -> Any:
+    """Return a class of a name whose objects read as those of `base` did."""
+    return type(name, (OldFields, base), {"__module__": module, "__qualname__": name})
+
+
+def read_made_configs(package: str) -> Iterator[str]:
+    """Have configs of transformers that functions of a repository's modules make read as configs of
+    transformers 4 did, as the main one does. Yield what was changed.
+    """
+    for name in [key for key in sys.modules if key.startswith(f"{package}.")]:
+        space = vars(sys.modules[name])
+        for key in sorted(_called(_text(sys.modules[name])) & space.keys()):
+            base = space[key]
+            if isinstance(base, type) and is_of_transformers(base) and base is not PretrainedConfig:
+                space[key] = _of_its_year(base, key, name)
+                yield f"{name.rpartition('.')[2]} makes a {key}, which reads as of its year"
+
+
+def _called(text: str) -> set[str]:
+    """Return the names that code calls, or methods of which, `Name(...)` and `Name.method(...)`."""
+    called = (node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    owners = (item.value if isinstance(item, ast.Attribute) else item for item in called)
+    return {item.id for item in owners if isinstance(item, ast.Name)}
 
 
 def is_own_of_transformers(name: str) -> bool:
