@@ -106,7 +106,7 @@ _ATTRIBUTES = """
     atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bmm bool
     broadcast_to byte ceil chunk chunk_size_feed_forward clamp clamp_ clamp_max clamp_min clip
     clone complex conj contiguous copy_ cos cosh count cross cummax cummin cumprod cumsum data
-    detach device diff dim div div_ dot double dtype einsum eps eq equal erf exp exp_ expand
+    detach device diff dim div div_ dot double dtype einsum endswith eps eq equal erf exp exp_ expand
     expand_as expm1 extend fill_ flatten flip float floor floor_divide fmod forward fromkeys
     gather ge get get_submodule get_text_config greater gt H half imag index index_add
     index_add_ index_copy index_copy_ index_fill index_put index_select indices inner insert int
