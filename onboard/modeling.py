@@ -199,6 +199,27 @@ def leave_out(module: nn.Module, name: str) -> None:
             part.register_parameter(name, None)
 
 
+def put_in_place(module: nn.Module, path: str, new: nn.Module, places: tuple[str, ...]) -> None:
+    """Put another module in the place of one that a module has at a path.
+
+    Args:
+        module: changed in place.
+        path: of the module that is there, with points.
+        new: what comes there.
+        places: "Class.name" of each part that may be another module, as forwards are written.
+
+    Raises:
+        ValueError: the path leads to another part.
+        AttributeError: no module is there.
+    """
+    owner, _, name = path.rpartition(".")
+    module.get_submodule(path)
+    parent = module.get_submodule(owner)
+    if f"{type(parent).__name__}.{name}" not in places:
+        raise ValueError(f"{path} has no other module: that is for {', '.join(places)}")
+    setattr(parent, name, new)
+
+
 def register_config(config_class: Any) -> None:
     """Register a config class that a model file defines, because that of its repository is code to
     be trusted.

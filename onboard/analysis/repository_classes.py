@@ -46,6 +46,9 @@ def bring_up_to_date(
     """
     keys = model_class._tied_weights_keys
     facts = [*_config_facts(config_class, model_class, config), *_taking_positions(model_class)]
+    facts += own_configs.read_made_configs(package)
+    if not own_configs.is_own_of_transformers(config_class.__name__):
+        facts += own_configs.lend_fields(config_class, _made(config_class, config), package)
     model_class.forward = giving_logits(_leaving_inputs(model_class.forward))
     model_class.__init__ = telling_wrappers_apart(model_class.__init__, package)
     facts += make_anew(package, model_class)

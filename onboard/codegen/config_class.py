@@ -21,7 +21,7 @@ from onboard.codegen.config_helpers import body_with, written_out
 from onboard.codegen.config_parts import OF_ATTENTION, is_part, parts_made, unread_fields
 from onboard.errors import OnboardError
 from onboard.hf.old.config_arguments import ByPosition, given_by_position, is_of_base
-from onboard.hf.old.own_configs import is_of_transformers, is_own_of_transformers
+from onboard.hf.old.own_configs import LENT, is_of_transformers, is_own_of_transformers
 from onboard.plain_config import OldFields
 
 _FUNCTIONS = {
@@ -97,6 +97,7 @@ def plain_config_class(config_class: type[PretrainedConfig]) -> str:
         values = _class_values(config_class, _named_in(config_class))
         beside = defaults_beside(class_node(config_class))
         values |= {key: vars(config_class).get(key, value) for key, value in beside.items()}
+        values |= vars(config_class).get(LENT, {})
     body = [f'"""What config.json says, with the defaults of {whose}."""', ""]
     body += [f"{key} = {value!r}" for key, value in values.items()]
     body += [line for method in methods for line in ("", *method.splitlines())]
@@ -137,11 +138,12 @@ def _methods(config_class: type[PretrainedConfig]) -> list[str]:
     value.
     """
     writer = _Writer(config_class)
-    functions = module_source(config_class.__module__).functions
+    source = module_source(config_class.__module__)
     own = constructor_of(class_node(config_class))
     if own is None and "__init__" not in vars(config_class):  # transformers would make it one
         own = _INHERITED
-    made = [] if own is None else [writer.constructor(written_out(own, functions))]
+    written = None if own is None else written_out(own, source.functions, source.namespace)
+    made = [] if written is None else [writer.constructor(written)]
     return [*(ast.unparse(ast.fix_missing_locations(node)) for node in made), *writer.properties()]
 
 
@@ -348,8 +350,8 @@ class _Writer:
         checks = name.startswith("validate") and is_of_transformers(owner)
         if checks or not leaves_something(self.config_class, method, frozenset({name})):
             return []
-        functions = module_source(self.config_class.__module__).functions
-        body = body_with(written_out(method, functions), called)
+        source = module_source(self.config_class.__module__)
+        body = body_with(written_out(method, source.functions, source.namespace), called)
         if owner is not self.config_class or body is None:
             raise self._refuse(node)
         return self._block(body)

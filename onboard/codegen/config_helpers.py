@@ -9,8 +9,10 @@ import builtins
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
+from onboard.codegen.translate.language.trees.enumerations import MembersAsValues
 
 _LIBRARIES = ("torch", "np", "numpy")
 _OF_NUMBERS = ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "floor", "ceil")
@@ -19,11 +21,16 @@ _INDEX = "index_of_step"
 """The variable of lists that stand for numpy's."""
 
 
-def written_out(node: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> ast.FunctionDef:
+def written_out(
+    node: ast.FunctionDef,
+    functions: Mapping[str, ast.FunctionDef],
+    namespace: Mapping[str, Any] | None = None,
+) -> ast.FunctionDef:
     """Return a constructor that calls none of a module's functions but those that do more than
-    compute one value.
+    compute one value, and has the values of enumerations in `namespace` for their members.
     """
     made: ast.FunctionDef = _WrittenOut(functions).visit(deepcopy(node))
+    made = MembersAsValues(namespace or {}).visit(made)
     return ast.fix_missing_locations(made)
 
 

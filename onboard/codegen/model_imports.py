@@ -16,6 +16,7 @@ from onboard.codegen.config_class import base_of_transformers
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.mechanisms.constructors.put_in_places import FUNCTION as PUT
 from onboard.codegen.translate.mechanisms.constructors.taken_away import FUNCTION as LEFT_OUT
 from onboard.codegen.translate.mechanisms.rescaled import LINEAR
 from onboard.codegen.translate.output.ties import FUNCTION
@@ -43,7 +44,7 @@ def import_lines(
     }
     own_names = [
         name
-        for name in ("AlibiSlopes", "FoldedHeads", "Codebooks", LINEAR, FUNCTION, LEFT_OUT)
+        for name in ("AlibiSlopes", "FoldedHeads", "Codebooks", LINEAR, FUNCTION, LEFT_OUT, PUT)
         if any(name in block for block in blocks)
     ]
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])

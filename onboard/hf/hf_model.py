@@ -72,7 +72,8 @@ def build_reference(config: Any, **kwargs: Any) -> Any:
 
 def from_config(model_class: Any, config: Any, **kwargs: Any) -> Any:
     """Return `model_class._from_config(config, **kwargs)`; code that refuses eager attention, by
-    that name, gets torch's function.
+    that name, gets torch's function. A constructor that fails in another dtype than float32, which
+    transformers of its year made all models in, runs in that; its parameters get the dtype then.
     """
     before = copy.deepcopy(config)
     try:
@@ -81,6 +82,14 @@ def from_config(model_class: Any, config: Any, **kwargs: Any) -> Any:
         refused = kwargs.get("attn_implementation") == "eager" and "attn_impl" in said_by(error)
         if not refused:
             raise
+    except RuntimeError:
+        dtype = kwargs.get("dtype") or getattr(before, "dtype", None)
+        if dtype in (None, torch.float32):
+            raise
+        model = model_class._from_config(before, **{**kwargs, "dtype": torch.float32})
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return model
     return model_class._from_config(before, **{**kwargs, "attn_implementation": "sdpa"})
 
 

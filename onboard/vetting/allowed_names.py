@@ -23,7 +23,7 @@ FROM_IMPORTS = {
     "collections.abc": re.compile(r"Callable|Sequence"),
     "onboard.modeling": re.compile(
         r"AlibiSlopes|CausalLMOutput|Codebooks|DividedLinear|FoldedHeads"
-        r"|colwise|leave_out|register_causal_lm|register_config|replicated|rowwise|tie_weights"
+        r"|colwise|leave_out|put_in_place|register_causal_lm|register_config|replicated|rowwise|tie_weights"
     ),
     "onboard.plain_config": re.compile(r"OldFields|PlainConfig|ROPE_INIT_FUNCTIONS"),
     "transformers": re.compile(r"\w+Config"),
@@ -106,7 +106,7 @@ _ATTRIBUTES = """
     atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bmm bool
     broadcast_to byte ceil chunk chunk_size_feed_forward clamp clamp_ clamp_max clamp_min clip
     clone complex conj contiguous copy_ cos cosh count cross cummax cummin cumprod cumsum data
-    detach device diff dim div div_ dot double dtype einsum eps eq equal erf exp exp_ expand
+    detach device diff dim div div_ dot double dtype einsum endswith eps eq equal erf exp exp_ expand
     expand_as expm1 extend fill_ flatten flip float floor floor_divide fmod forward fromkeys
     gather ge get get_submodule get_text_config greater gt H half imag index index_add
     index_add_ index_copy index_copy_ index_fill index_put index_select indices inner insert int
@@ -114,7 +114,7 @@ _ATTRIBUTES = """
     le lerp log log10 log1p log2 log_softmax logical_and logical_not logical_or logit logsumexp
     long lower lt masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select matmul max
     maximum mean median min minimum mm mode model_type movedim mT mul mul_ multiply mv
-    nan_to_num narrow ndim ne neg new_empty new_full new_ones new_tensor new_zeros nonzero norm
+    named_modules nan_to_num narrow ndim ne neg new_empty new_full new_ones new_tensor new_zeros nonzero norm
     normal_ num_labels numel ones outer output_attentions output_hidden_states
     parameters per_layer_config permute pop pow problem_type
     prod real reciprocal register_buffer register_parameter relu remainder renorm repeat

@@ -84,8 +84,11 @@ def _with_body(
 
 
 def _put(body: Sequence[ast.stmt], index: int, written: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return statements with others in place of one; the first of them stand where it stood."""
-    ast.copy_location(written[0], body[index])
+    """Return statements with others, or none, in place of one; the first of them stand where it
+    stood.
+    """
+    for first in written[:1]:
+        ast.copy_location(first, body[index])
     return [*body[:index], *written, *body[index + 1 :]]
 
 

@@ -733,3 +733,38 @@ def test_a_model_type_that_stays_whatever_a_constructor_assigns_is_no_difference
     wrong = text.replace("size, n_layer", "size + 1, n_layer")
     with pytest.raises(OnboardError, match="its size is 24, and 25 of"):
         check_same_values(original, wrong, values)
+
+
+ENUMERATED = """
+from enum import Enum
+from transformers import PretrainedConfig
+
+class Kind(Enum):
+    one = "first"
+    many = "others"
+
+class Count(Enum):
+    none = 0
+    some = 3
+
+class Made(PretrainedConfig):
+    model_type = "this"
+    def __init__(self, kind="first", heads=4, count=0, **kwargs):
+        self.kind = kind
+        kind = Kind(kind)
+        self.single = kind == Kind.one
+        self.kv_heads = 1 if kind is Kind.one else heads
+        self.name_of = Kind(self.kind).value
+        if Count(count) == Count.some:
+            self.kv_heads = Count.some.value
+        super().__init__(**kwargs)
+"""
+
+
+def test_members_of_enumerations_are_their_values(config_class: Any) -> None:
+    made = config_class(ENUMERATED)
+    text = plain_config_class(made)
+    assert "Kind" not in text
+    assert " is 'first'" not in text
+    for values in ({}, {"kind": "others"}, {"kind": "others", "heads": 7, "count": 3}):
+        check_same_values(made, text, values)

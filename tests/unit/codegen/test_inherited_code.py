@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from tests.unit.codegen.conftest import Translate
@@ -414,3 +415,53 @@ class Toy(nn.Module):
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(4))
     assert torch.equal(ours(x), theirs(x))
+
+
+OF_TORCH = """
+class Scaled(nn.Linear):
+    def __init__(self, inputs, outputs, bias=True, std=None):
+        self.std = std
+        super().__init__(inputs, outputs, bias)
+
+    def reset_parameters(self):
+        if self.std is None:
+            super().reset_parameters()
+        else:
+            nn.init.normal_(self.weight, std=self.std)
+
+
+class Named(Scaled):
+    pass
+
+
+class Words(nn.Embedding):
+    def __init__(self, count, size, std=None):
+        super().__init__(count, size)
+        self.std = std
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.words = Words(9, config.size)
+        self.proj = Scaled(config.size, 6, std=0.5)
+        self.out = Named(6, config.size, bias=False)
+
+    def forward(self, x):
+        return self.out(self.proj(self.words(x)).tanh())
+"""
+
+
+def test_a_class_of_torch_with_a_constructor_of_its_own_keeps_that_forward(
+    translate: Translate,
+) -> None:
+    state, _, _ = translate(OF_TORCH, {"size": 4}, specialised=True)
+    bases = {"Scaled": nn.Linear, "Named": nn.Linear, "Words": nn.Embedding}
+    texts = []
+    for each in state.translator.states.values():
+        base = bases.get(each.cls.__name__, nn.Module)
+        texts.append(_written(each).replace("(nn.Module)", f"(nn.{base.__name__})", 1))
+    ours, original = _made("\n\n".join(texts), {"size": 4}), _made(OF_TORCH, {"size": 4})
+    ours.load_state_dict(original.state_dict())
+    x = torch.randint(9, (2, 5))
+    assert torch.equal(ours(x), original(x))

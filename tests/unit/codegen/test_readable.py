@@ -457,6 +457,19 @@ def test_a_method_that_is_called_once_is_written_there(
     assert _text(state.methods["forward"].body) == forward
 
 
+@pytest.mark.parametrize("ends", ["return x", "return 2 * x"])
+def test_a_method_that_gives_back_what_it_is_given_leaves_nothing(
+    ends: str, translate: Translate
+) -> None:
+    state, _, _ = translate(
+        INLINED.format(call=f"x = self.merge(x, 2)\n        {ends}"), {"size": 3, "heads": 2}
+    )
+    state.methods["merge"].body[:] = ast.parse("return x").body
+    state.methods["merge"].parameters = ["x"]
+    inline_methods([state])
+    assert _text(state.methods["forward"].body) == ends
+
+
 @pytest.mark.parametrize(
     ("init", "value"),
     [

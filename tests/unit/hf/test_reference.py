@@ -4,6 +4,7 @@ with the tower.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModel
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 
 from onboard.analysis.tiny.tiny_model import build_tiny
@@ -108,3 +111,35 @@ def test_code_that_asserts_another_attention_than_eager_gets_torchs(tmp_path: Pa
     assert from_config(asserting, {"layers": 1}, attn_implementation="eager") == "sdpa"
     with pytest.raises(AssertionError):
         from_config(asserting, {"layers": 0}, attn_implementation="sdpa")
+
+
+class _Mixing(LlamaPreTrainedModel):
+    """Its constructor multiplies a matrix in float32 by one of the default dtype."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        made = torch.eye(4, dtype=torch.float32) @ torch.randn(4, 4)
+        self.table = nn.Parameter(made)
+        self.register_buffer("count", torch.arange(3))
+        self.post_init()
+
+
+@pytest.mark.parametrize("told", [{}, {"dtype": torch.bfloat16}])
+def test_a_constructor_that_mixes_dtypes_runs_in_float32(told: dict[str, Any]) -> None:
+    config = AutoConfig.for_model("llama", dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="dtype"):
+        _Mixing._from_config(copy.deepcopy(config), **told)
+    model = from_config(_Mixing, config, **told)
+    assert model.table.dtype == told.get("dtype", torch.float16)
+    assert model.count.dtype == torch.int64
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_what_fails_in_float32_too_says_so() -> None:
+    class Failing(_Mixing):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            raise RuntimeError("too small")
+
+    with pytest.raises(RuntimeError, match="too small"):
+        from_config(Failing, AutoConfig.for_model("llama", dtype=torch.float16))

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, MistralConfig
 
 from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import plain_config_class
-from onboard.hf.old.own_configs import inherit_constructors
+from onboard.hf.old.own_configs import inherit_constructors, lend_fields, read_made_configs
 
 _COMMON = """
 from transformers import PretrainedConfig
@@ -86,3 +87,74 @@ def test_a_class_that_declares_its_fields_keeps_the_constructor_made_of_them(hei
     both = heir(_HEIR + "    width: int = 5\n")
     assert inherit_constructors(both) == ["Between has the constructor of its base"]
     assert both().width == 5
+
+
+def _of_llama(heir: Any, imports: str) -> tuple[Any, list[str]]:
+    made = heir(f"{_HEIR.split('class Between')[0]}{imports}\n\n\nclass Heir(Common):\n    pass\n")
+    inherit_constructors(made)
+    package = "of_their_year_own"
+    sys.modules[f"{package}.modeling"] = sys.modules[made.__module__]
+    return made, [*lend_fields(made, made(rms_norm_eps=0.25), package)]
+
+
+def test_fields_of_later_years_that_code_of_transformers_reads_have_its_defaults(heir: Any) -> None:
+    made, said = _of_llama(heir, "from transformers import LlamaForCausalLM")
+    assert "Heir has no mlp_bias: False, the default of LlamaConfig" in said
+    assert made().mlp_bias is False
+    assert made(mlp_bias=True).mlp_bias is True
+    assert not any(field in line for line in said for field in (" rms_norm_eps:", " width:"))
+    for values in ({"width": 48}, {"width": 16, "mlp_bias": True}):
+        check_same_values(made, plain_config_class(made), values)
+    text = plain_config_class(made)
+    assert "mlp_bias = False" in text
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from transformers.models.llama.modeling_llama import LlamaRMSNorm",
+        "from transformers import LlamaForCausalLM\n\nDEFAULTS = dict(mlp_bias=True)",
+    ],
+)
+def test_fields_that_nothing_of_transformers_reads_or_that_are_the_codes_own_stay_away(
+    heir: Any, imports: str
+) -> None:
+    made, said = _of_llama(heir, imports)
+    assert not any("mlp_bias" in line for line in said)
+    assert not hasattr(made(), "mlp_bias")
+
+
+_MAKES_ONE = """
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig
+
+
+class Heir(PretrainedConfig):
+    pass
+
+
+def inner(values):
+    return LlamaConfig.from_dict(values)
+
+
+def other(config):
+    return isinstance(config, MistralConfig)
+"""
+
+
+def test_configs_of_transformers_that_code_makes_read_as_of_its_year(heir: Any) -> None:
+    module = sys.modules[heir(_MAKES_ONE).__module__]
+    package = f"{module.__name__}_package"
+    sys.modules[f"{package}.modeling"] = module
+    theta = float(random.randint(2, 9) * 1000)
+    values = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": theta}
+    assert not hasattr(module.inner(values), "rope_theta")
+    assert list(read_made_configs(package)) == [
+        "modeling makes a LlamaConfig, which reads as of its year"
+    ]
+    made = module.inner(values)
+    assert (made.rope_theta, made.rope_scaling, made.model_type) == (theta, None, "llama")
+    assert isinstance(made, LlamaConfig)
+    scaled = module.inner(values | {"rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert (scaled.rope_scaling["type"], scaled.rope_scaling["factor"]) == ("linear", 2.0)
+    assert not hasattr(LlamaConfig(**values), "rope_theta")  # transformers' stays as it is
+    assert module.MistralConfig is MistralConfig

@@ -18,7 +18,9 @@ from onboard.codegen.translate.mechanisms.attention.text_lengths import TextLeng
 from onboard.codegen.translate.mechanisms.attention.windows import CutMasks, Windows
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
+from onboard.codegen.translate.mechanisms.constructors.foreign_values import ForeignValues
 from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
+from onboard.codegen.translate.mechanisms.constructors.put_in_places import PutInPlaces
 from onboard.codegen.translate.mechanisms.constructors.taken_away import LeftOut
 from onboard.codegen.translate.mechanisms.constructors.tried import Tried
 from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions, HeadConvolutions
@@ -59,6 +61,8 @@ MECHANISMS = Mechanisms(
         UniformBatches(),
         LastTokens(),
         Tried(),
+        PutInPlaces(),
+        ForeignValues(),
         WrittenScans(),
         Initialised(),
         Templates(),

@@ -29,6 +29,7 @@ from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees import cleanup
+from onboard.codegen.translate.language.trees.enumerations import MembersAsValues
 from onboard.codegen.translate.output.hoisted import hoist
 from onboard.hf.half_parameters import takes_models_dtype
 
@@ -38,6 +39,7 @@ def tidy(translator: Translator) -> None:
     needs.
     """
     states = list(translator.states.values())
+    _use_values(states, translator)
     drop_unread_results(states, list(translator.functions.values()))
     inline_methods(states)
     for state in states:
@@ -57,6 +59,16 @@ def tidy(translator: Translator) -> None:
         state.init.body = without_initial_values(without_none_tests(state.init.body, given))
         if translator.specialised:
             state.init.body = _anywhere(state.init.body, state.cls)
+
+
+def _use_values(states: Sequence[ClassState], translator: Translator) -> None:
+    """Write the values of members of the repository's enumerations for these."""
+    plain = MembersAsValues({key: obj for key, (obj, _) in translator.globals.items()})
+    for state in states:
+        assert state.init is not None
+        state.guards = [plain.visit(item) for item in state.guards]
+        for routine in (state.init, *state.methods.values()):
+            routine.body = [plain.visit(item) for item in routine.body]
 
 
 def _anywhere(init: Sequence[ast.stmt], cls: type) -> list[ast.stmt]:

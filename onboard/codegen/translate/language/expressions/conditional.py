@@ -50,18 +50,10 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
         return mask
     if test.is_static and (is_rotary(body) or is_rotary(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
-    modules = isinstance(body, Instance) and isinstance(orelse, Instance)
-    # With a norm or without it
-    two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)
-    functions = frame.translator.specialised and all(map(_is_called, (body, orelse)))
-    lists = frame.translator.specialised and any(
-        isinstance(side, ModuleList) for side in (body, orelse)
-    )
-    one = frame.translator.specialised and isinstance(body, Instance) != isinstance(
-        orelse, Instance
-    )
-    wanted = functions or lists or one or (modules and two_models)
-    if wanted and (chosen := decided_here(test, frame)) is not None:
+    if _is_choice(body, orelse, frame) and (chosen := decided_here(test, frame)) is not None:
+        if len(frame.out) > emitted:  # what the other side needs, too
+            del frame.out[emitted:]
+            return frame.evaluate(node.body if chosen else node.orelse)
         return body if chosen else orelse
     expr = ast.IfExp(test.code(), body.code(), orelse.code())
     match body, orelse:
@@ -81,6 +73,18 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
     return Code(
         expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form
     )
+
+
+def _is_choice(body: Value, orelse: Value, frame: Frame) -> bool:
+    """Whether code of a repository has one or the other of two modules, functions or lists, or any
+    code a module with or without a norm.
+    """
+    if not frame.translator.specialised:
+        modules = isinstance(body, Instance) and isinstance(orelse, Instance)
+        return modules and is_identity(body) != is_identity(orelse)
+    sides = (body, orelse)
+    modules = any(isinstance(side, Instance) for side in sides)
+    return modules or all(map(_is_called, sides)) or any(isinstance(i, ModuleList) for i in sides)
 
 
 def _is_called(value: Value) -> bool:

@@ -299,8 +299,14 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
         if not maybe_none:
             return Known(isinstance(op, ast.IsNot))
     match op, left, right:
-        case ast.In() | ast.NotIn(), Known(value=str() as key), Mapping(items=entries):
+        case ast.In() | ast.NotIn(), Known(value=str() as key), (
+            Mapping(items=entries) | Global(obj=dict() as entries)
+        ):
             return Known((key in entries) is isinstance(op, ast.In))
+        case ast.In() | ast.NotIn(), _, Global(obj=dict() as table) if specialised and all(
+            isinstance(key, str) for key in table
+        ):
+            right = Code(ast.Tuple([ast.Constant(key) for key in table], ast.Load()), static=True)
     static = right.is_static and (left.is_static or isinstance(left, Instance))
     return Code(ast.Compare(left.code(), [op], [right.code()]), static)
 

@@ -6,6 +6,8 @@ import ast
 from dataclasses import replace
 from typing import Any
 
+from transformers.activations import ClassInstantier
+
 from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import objects
@@ -23,6 +25,8 @@ from onboard.codegen.translate.language.forms import (
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Global,
+    Instance,
+    Made,
     MaskMaker,
     ModuleList,
     ModuleRows,
@@ -159,7 +163,10 @@ def _of_table(owner: Global, index: Value, frame: Frame) -> Value | None:
     if not isinstance(index, Known | Setting) or not frame.translator.specialised:
         return None
     table = _by_key(owner.obj)
-    if not _has_own(table.get(index.value), frame):
+    entry = table.get(index.value)
+    if isinstance(table, ClassInstantier) and isinstance(entry, tuple):
+        entry = entry[0]  # with its options
+    if not _has_own(entry, frame):
         return None  # others' tables stay as they are written
     if isinstance(index, Setting) and config_values.chosen(table, index, frame) is None:
         return None
@@ -167,12 +174,12 @@ def _of_table(owner: Global, index: Value, frame: Frame) -> Value | None:
 
 
 def _chosen_here(owner: Global, key: Value, frame: Frame) -> Value | None:
-    """Return what this config takes of a table of classes, or of tables of them, where branches on
-    it are decided.
+    """Return what this config takes of a table of classes, or of tables of them, or of names, where
+    branches on it are decided.
     """
     table = _by_key(owner.obj)
-    if not frame.translator.specialised or not all(
-        _has_own(item, frame) for item in table.values()
+    if not frame.translator.specialised or not (
+        all(_has_own(item, frame) for item in table.values()) or _names_others(table)
     ):
         return None
     for item in table:
@@ -223,11 +230,32 @@ def _has_own(entry: object, frame: Frame) -> bool:
     return objects.is_own(entry, frame)
 
 
+def _names_others(table: dict[Any, Any]) -> bool:
+    """Whether a table has texts alone, other names for those that it is asked for."""
+    return bool(table) and all(isinstance(item, str) for item in (*table, *table.values()))
+
+
 def _entry(owner: Global, key: Any, frame: Frame) -> Value:
+    if isinstance(owner.obj, ClassInstantier):
+        return _made_by(owner.obj, key, frame)
     entry = _by_key(owner.obj)[key]
+    if isinstance(entry, str):
+        return Known(entry)
     if isinstance(entry, dict | list | tuple):
         return Global(entry, ast.Subscript(owner.expr, constant(key), ast.Load()))
     return objects.of_table(entry, frame)
+
+
+def _made_by(table: ClassInstantier, key: Any, frame: Frame) -> Value:
+    """Return the module that a table of classes makes whenever it is asked for one."""
+    entry = dict.__getitem__(table, key)
+    cls, options = entry if isinstance(entry, tuple) else (entry, {})
+    made = ast.Call(
+        objects.of_table(cls, frame).code(),
+        [],
+        [ast.keyword(name, constant(value)) for name, value in options.items()],
+    )
+    return Instance((Made(cls, {name: Known(value) for name, value in options.items()}),), made)
 
 
 def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:

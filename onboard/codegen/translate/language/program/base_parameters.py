@@ -1,4 +1,6 @@
-"""Methods that pass what they are given on to their base's: `super().forward(*args, **kwargs)`."""
+"""Methods that pass what they are given on to their base's: `super().forward(*args, **kwargs)`, and
+those that a class of a repository has from PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,37 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
+from torch import nn
+
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
+
+_OF_EACH_TOKEN = (nn.Linear, nn.Embedding)
+"""Classes of PyTorch whose forward is the same for all tokens, and needs no cache."""
 
 
 def method_of(cls: type, attr: str, specialised: bool) -> tuple[type, ast.FunctionDef] | None:
     """Return the class whose method a class has, and its definition; in code of repositories with
-    the parameters of the base's by name, where it takes any for it.
+    the parameters of the base's by name, where it takes any for it. A forward of PyTorch's is
+    called.
     """
-    return _spelled_out(cls, attr) if specialised else find_method(cls, attr)
+    if not specialised:
+        return find_method(cls, attr)
+    return (_of_torch(cls) if attr == "forward" else None) or _spelled_out(cls, attr)
+
+
+@cache
+def _of_torch(cls: Any) -> tuple[type, ast.FunctionDef] | None:
+    """Return a forward that calls that of PyTorch's class of which a class only has another
+    constructor; None where it is of no such class, or has a forward of its own.
+    """
+    found = find_method(cls, "forward")
+    if found is None or found[0] not in _OF_EACH_TOKEN or cls is found[0]:
+        return None
+    node = deepcopy(found[1])
+    given = [item.arg for item in node.args.args[1:]]
+    node.body = ast.parse(f"return super().forward({', '.join(given)})").body
+    return cls, ast.fix_missing_locations(node)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from itertools import chain
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -24,6 +25,14 @@ from onboard.codegen.translate.language.trees.syntax import attribute, call, nam
 from onboard.codegen.translate.language.values import NONE, Known, Output, Value
 
 _PLAIN = (bool, int, float, str)
+_PUT_BY_PATH: WeakKeyDictionary[nn.Module, set[tuple[type, str]]] = WeakKeyDictionary()
+
+
+def put_by_path(model: nn.Module) -> set[tuple[type, str]]:
+    """Return the attributes of a model's classes in whose place a constructor puts another module by
+    its path: that finds them there as their class has made them. Who learns of one adds it.
+    """
+    return _PUT_BY_PATH.setdefault(model, set())
 
 
 def is_table(attr: str, value: Value, frame: Frame) -> bool:
@@ -142,6 +151,8 @@ def is_replaced(attr: str, value: Value, frame: Frame) -> bool:
     if frame.cls is None or not frame.translator.specialised:
         return False
     if not isinstance(value, Instance | ModuleList) or not value.made:
+        return False
+    if (frame.cls.cls, attr) in put_by_path(frame.translator.model):
         return False
     kept = _classes_kept(frame.cls.cls, attr, frame)
     modules = bool(kept) and all(issubclass(cls, nn.Module) for cls in kept)
