@@ -190,3 +190,19 @@ def test_what_a_constructor_sets_of_some_layers_alone_is_no_value(
         translate(
             APART.replace("READS", reads), {"size": 4, "layers": 3, "window": 2}, specialised=True
         )
+
+
+@pytest.mark.parametrize(
+    "reads", ["if self.window:\n            x = x * 2", "x = x * (self.window or 1)"]
+)
+def test_what_a_constructor_gives_modules_that_set_none_of_it_stays(
+    reads: str, translate: Translate
+) -> None:
+    fields = {"size": 4, "layers": 3, "window": 2}
+    text = APART.replace("READS", reads).replace("        self.window = config.window\n", "")
+    state, _, _ = translate(text, fields, specialised=True)
+    written = [_written(each) for each in reversed(state.translator.states.values())]
+    original, ours = _made(text, fields), _made("\n\n\n".join(written), fields)
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(8))
+    assert torch.equal(ours(x), original(x))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from onboard.analysis.source import class_node
+from onboard.analysis.source import class_node, find_method
 from onboard.codegen.translate.language.expressions.decisions import statements_of
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import MAYBE, ROWS, SEVERAL_ROWS
@@ -158,12 +158,15 @@ def _are_one(model: nn.Module, *names: str) -> bool:
 
 
 def _is_setting(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
-    """Whether a constructor gives a module that it made a number or a switch, which a function of its
-    file reads that makes no weights.
+    """Whether a constructor gives a module that it made a number or a switch that the module's own
+    does not set, and which a function of its file reads that makes no weights.
+
+    What its own constructor sets as well is known where its forward is written.
     """
     if frame.kind != "init" or not frame.translator.specialised:
         return False
-    if not value.is_static or not isinstance(frame.evaluate(owner), Instance):
+    module = frame.evaluate(owner) if value.is_static else None
+    if not isinstance(module, Instance) or any(_sets(cls, attr) for cls in module.classes):
         return False
     functions = [
         node
@@ -174,6 +177,16 @@ def _is_setting(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
         isinstance(node, ast.Attribute) and node.attr == attr and isinstance(node.ctx, ast.Load)
         for function in functions
         for node in ast.walk(function)
+    )
+
+
+def _sets(cls: type, attr: str) -> bool:
+    """Whether a constructor of a class, or of its bases, sets an attribute."""
+    found = (find_method(base, "__init__") for base in cls.__mro__ if "__init__" in vars(base))
+    return any(
+        isinstance(item, ast.Attribute) and item.attr == attr and isinstance(item.ctx, ast.Store)
+        for _, node in filter(None, found)
+        for item in ast.walk(node)
     )
 
 
