@@ -165,14 +165,7 @@ class Toy(nn.Module):
 def test_what_a_constructor_sets_of_some_layers_alone_may_be_there_unread(
     translate: Translate,
 ) -> None:
-    fields = {"size": 4, "layers": 3, "window": 2}
-    text = APART.replace("READS", "")
-    state, _, _ = translate(text, fields, specialised=True)
-    written = [_written(each) for each in reversed(state.translator.states.values())]
-    original, ours = _made(text, fields), _made("\n\n\n".join(written), fields)
-    ours.load_state_dict(original.state_dict())
-    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(7))
-    assert torch.equal(ours(x), original(x))
+    _assert_same(APART.replace("READS", ""), translate)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +191,16 @@ def test_what_a_constructor_sets_of_some_layers_alone_is_no_value(
 def test_what_a_constructor_gives_modules_that_set_none_of_it_stays(
     reads: str, translate: Translate
 ) -> None:
+    text = APART.replace("READS", reads)
+    _assert_same(text.replace("        self.window = config.window\n", ""), translate)
+
+
+def _assert_same(text: str, translate: Translate) -> None:
+    """Assert that the file written from code of three layers computes what the code does."""
     fields = {"size": 4, "layers": 3, "window": 2}
-    text = APART.replace("READS", reads).replace("        self.window = config.window\n", "")
     state, _, _ = translate(text, fields, specialised=True)
     written = [_written(each) for each in reversed(state.translator.states.values())]
     original, ours = _made(text, fields), _made("\n\n\n".join(written), fields)
     ours.load_state_dict(original.state_dict())
-    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(8))
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(7))
     assert torch.equal(ours(x), original(x))

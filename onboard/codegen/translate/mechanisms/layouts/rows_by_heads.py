@@ -6,46 +6,16 @@ a dimension of their own.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
 from onboard.codegen.translate.language.forms import ROWS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import attribute, call
 from onboard.codegen.translate.language.values import Code, Value
-from onboard.hf.copied_model import copied
-
-_LENGTH = 19
-"""Tokens: a number that no size of a small model is."""
-_RANKS: WeakKeyDictionary[nn.Module, frozenset[int]] = WeakKeyDictionary()
-
-
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The numbers of dimensions of what rows [sequence, dim] are multiplied with."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ranks: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func.overloadpacket is torch.ops.aten.mul and len(args) == 2:
-            self._note(*args)
-            self._note(*reversed(args))
-        return func(*args, **(kwargs or {}))
-
-    def _note(self, table: object, other: object) -> None:
-        both = isinstance(table, torch.Tensor) and isinstance(other, torch.Tensor)
-        if not both or table.dim() != 2 or other.dim() < 3:  # type: ignore[attr-defined]
-            return
-        if table.shape[0] == other.shape[-2] == _LENGTH != table.shape[1]:  # type: ignore[attr-defined]
-            self.ranks.add(other.dim())  # type: ignore[attr-defined]
+from onboard.codegen.translate.mechanisms.layouts.seen_ranks import LENGTH, seen_ranks
 
 
 class RowsByHeads(Mechanism):
@@ -57,7 +27,7 @@ class RowsByHeads(Mechanism):
             return None
         if not _is_of_heads(left, right) and not _is_of_heads(right, left):
             return None
-        if _ranks(frame.translator.model) != {4}:
+        if seen_ranks(frame.translator.model, _of_products) != {4}:
             return None
         return Code(ast.BinOp(_beside_heads(left), op, _beside_heads(right)))
 
@@ -74,14 +44,13 @@ def _beside_heads(value: Value) -> ast.expr:
     return value.code()
 
 
-def _ranks(model: nn.Module) -> frozenset[int]:
-    """Return the numbers of dimensions of what a model multiplies rows of tables with."""
-    if model not in _RANKS:
-        inputs = from_zero(prompt(0, length=_LENGTH, seed=3, tokens=vocabulary(model)))
-        try:
-            with torch.no_grad(), _Products() as found:
-                copied(model)(**inputs, use_cache=False)
-            _RANKS[model] = frozenset(found.ranks)
-        except Exception:  # a small model may take no text of that length
-            _RANKS[model] = frozenset()
-    return _RANKS[model]
+def _of_products(function: Any, args: Any) -> Iterator[int]:
+    """Yield the numbers of dimensions of what rows [sequence, dim] are multiplied with."""
+    if function is not torch.ops.aten.mul or len(args) != 2:
+        return
+    for table, other in (args, reversed(args)):
+        both = isinstance(table, torch.Tensor) and isinstance(other, torch.Tensor)
+        if not both or table.dim() != 2 or other.dim() < 3:
+            continue
+        if table.shape[0] == other.shape[-2] == LENGTH != table.shape[1]:
+            yield other.dim()
