@@ -123,8 +123,8 @@ def test_every_file_of_the_engine_is_in_an_area() -> None:
 
 def _is_of_kernels(path: Path) -> bool:
     """Whether a file has kernels, launches or writes them: those need a GPU."""
-    is_kernel = path.stem.startswith("triton_") or path.stem.endswith("_kernels")
-    return is_kernel or path.parent.name == "triton"
+    is_kernel = path.stem.startswith(("triton_", "cuda_")) or path.stem.endswith("_kernels")
+    return is_kernel or path.parent.name in ("triton", "cuda")
 
 
 FOR_GPUS = """

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from onboard.ops.experts import cuda_four_bit_moe
 from onboard.ops.experts.four_bit_moe import torch_int4_moe
 from onboard.ops.experts.int8_moe import torch_int8_moe
 from onboard.ops.experts.moe import fake_moe
@@ -146,6 +147,10 @@ def _four_bits(
         levels, group, w2_weight_zero, w2_weight_whole,
     )  # fmt: skip
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
+    token = last_contiguous(x.reshape(-1, x.shape[-1]))
+    if cuda_four_bit_moe.takes(token, selected_experts, routing_weights, up, down, activation):
+        chosen = (selected_experts, routing_weights)
+        return cuda_four_bit_moe.mixture(token, *chosen, up, down, activation).view(x.shape)
     tiles = four_bit_tiles(selected_experts.numel(), len(w2_stacked_weight))
     return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, "")
 

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from onboard.ops.four_bits.cuda_few_tokens import Around, Words, product, suits
 from onboard.ops.four_bits.four_bit_kernels import HAS_PTX
 from onboard.ops.four_bits.four_bit_linear import fake_fused_four_bit_linear
 from onboard.ops.four_bits.four_bit_product import four_bit_kernel, write_out_kernel
@@ -175,6 +176,12 @@ def triton_fused_four_bit_linear(
         return fake_fused_four_bit_linear(input, weight, bias, weight_scale, activation=activation)
     x, residual = as_rows(input), None if residual is None else as_rows(residual)
     form = (weight_scale, zero, whole, levels, group)
+    words = Words(weight, weight_scale, zero, whole, bias, levels, group)
+    if suits(x, words):
+        if norm_weight is not None and len(x) > 1:
+            x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
+        y = product(x, words, Around(residual, norm_weight, eps, bool(activation), activation))
+        return y.view(*input.shape[:-1], y.shape[-1])
     if len(x) == 1 and takes_rows(zero, whole, levels, group, x.shape[1]):
         around = (bias, residual, norm_weight, eps, activation)
         y = _launch_rows(x, weight, *around, weight_scale, zero, group)

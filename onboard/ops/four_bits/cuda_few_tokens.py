@@ -1,0 +1,250 @@
+"""Four-bit weights over few tokens on Hopper GPUs: how their kernel is launched."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from onboard.ops.cuda.kernel import Kernel
+from onboard.ops.cuda.nvrtc import compiled
+from onboard.ops.four_bits.four_bits import GROUPS, RUN
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.triton.launch import power_of_two
+
+MOST_TOKENS = 8
+_LARGE, _MANY_ROWS = 2**25, 2**14
+"""Of weights whose programs are the larger ones: codes, for one token; rows, for some."""
+_MOST_RUNS = 96
+"""Of some tokens' inputs, that a program's memory holds."""
+_MOST_CLUSTER = 4
+_SOURCES = ("tiny_numbers.cuh", "few_tokens.cu")
+_SCALES = {
+    torch.bfloat16: 0, torch.uint8: 1, torch.float32: 2, torch.float16: 3, torch.float8_e4m3fn: 4
+}  # fmt: skip
+_ROUTING = {torch.bfloat16: 0, torch.float32: 1}
+_ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
+_ORDERS = {"gate_up": 0, "up_gate": 1, "interleaved": 2}
+
+
+@dataclass(frozen=True)
+class Words:
+    """A weight in words [..., rows, words], see `four_bits.unpacked`, and a bias [..., rows]."""
+
+    values: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    whole: Tensor | None
+    bias: Tensor | None
+    levels: str
+    group: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the kernel is divided: warps along inputs and along rows, programs along inputs, runs that
+    are on their way, programs of a processor; see `few_tokens.cu`.
+    """
+
+    parts: int = 4
+    height: int = 2
+    cluster: int = 1
+    batch: int = 4
+    resident: int = 2
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Which of so many experts' weights are read: of `chosen` [pairs], an expert's outputs for each;
+    with `routing` weights [pairs] their sum, of a row of inputs each.
+    """
+
+    chosen: Tensor
+    count: int
+    routing: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is done before a product and behind it."""
+
+    residual: Tensor | None = None
+    norm: Tensor | None = None
+    eps: float = 0.0
+    gated: bool = False
+    activation: str = ""
+    order: str = "gate_up"
+    limit: float | None = None
+    alpha: float | None = None
+    offset: float = 0.0
+
+
+class _Arguments(ctypes.Structure):
+    """`Arguments` of the kernel."""
+
+    _pointers = (
+        *("out", "x", "weight", "scale", "zero", "whole"),
+        *("bias", "residual", "norm", "chosen", "routing"),
+    )
+    _sizes = ("tokens", "outputs", "inputs", "groups", "tiles", "pairs", "experts", "four")
+    _numbers = ("eps", "limit", "alpha", "offset")
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _pointers),
+        *((name, ctypes.c_int) for name in _sizes),
+        *((name, ctypes.c_float) for name in _numbers),
+    )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What the kernel is compiled for, and the bytes of memory of a program."""
+
+    macros: tuple[tuple[str, int], ...]
+    threads: int
+    shared: int
+
+
+def suits(x: Tensor, words: Words) -> bool:
+    """Whether the kernel computes products of x [tokens, inputs]: few, and as `suits_weight` says."""
+    return (
+        len(x) <= MOST_TOKENS
+        and x.shape[1] <= _MOST_CLUSTER * _MOST_RUNS * RUN
+        and x.storage_offset() % 4 == 0
+        and suits_weight(x.device, x.dtype, x.shape[1], words)
+    )
+
+
+def suits_weight(device: torch.device, dtype: torch.dtype, inputs: int, words: Words) -> bool:
+    """Whether the kernel knows a weight of so many inputs: on Hopper GPUs, in bfloat16, whose exponents
+    have room for what it puts between codes and inputs.
+    """
+    whole_runs = words.group % RUN == 0 or words.group >= inputs
+    if words.levels == "e2m1":
+        codes = (whole_runs or words.group in GROUPS) and words.zero is None
+    else:
+        codes = (whole_runs or words.group in GROUPS[1:]) and (
+            words.zero is None or words.zero.dtype == torch.uint8
+        )
+    return (
+        codes
+        and _is_hopper(device)
+        and dtype == torch.bfloat16
+        and inputs % 4 == 0
+        and words.scale.dtype in _SCALES
+        and (words.bias is None or words.bias.dtype == dtype)
+    )
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def suits_routing(routing: Tensor) -> bool:
+    """Whether the kernel knows weights of this type."""
+    return routing.dtype in _ROUTING
+
+
+def tiles_for(tokens: int, rows: int, inputs: int, levels: str) -> Tiles:
+    """Return the tiles for `rows` of a weight; measured over the layers of a dense model of 8 billion
+    parameters, and those of gpt-oss-20b.
+    """
+    if tokens == 1 and levels == "e2m1":
+        return Tiles(batch=2, resident=3)
+    large = Tiles(8, 2, resident=1)
+    if tokens == 1:
+        return large if rows * inputs >= _LARGE else Tiles()
+    runs = -(-inputs // RUN)
+    if rows >= _MANY_ROWS and runs <= _MOST_RUNS:
+        return large
+    return Tiles(4, 4, 2 if runs <= 2 * _MOST_RUNS else 4, resident=1)
+
+
+def product(
+    x: Tensor, words: Words, around: Around, tiles: Tiles | None = None, experts: Experts | None = None
+) -> Tensor:  # fmt: skip
+    """Return products of x [rows, inputs]: of a linear layer [rows, outputs]; of each chosen expert with
+    the one row of x [pairs, outputs]; or, with routing weights, the sum of what experts bring, with a
+    row of x each [1, outputs].
+    """
+    roles = 2 if around.gated else 1
+    outputs = words.values.shape[-2] // roles
+    pairs = 1 if experts is None else experts.chosen.numel()
+    summed = experts is not None and experts.routing is not None
+    others, slots = (1, power_of_two(pairs)) if summed else (pairs, 1)
+    tokens = len(x) if experts is None else 1
+    tiles = tiles or tiles_for(tokens, outputs * roles * others, x.shape[1], words.levels)
+    tiles = replace(tiles, parts=max(tiles.parts, slots))
+    form = _form(x.shape[1], tokens, words, around, tiles, slots, experts)
+    count = -(-outputs // (16 * tiles.height // roles))
+    programs = -(-count // -(-count * others // _clusters(form, x.device, tiles.cluster)))
+    out = x.new_empty(tokens * others, outputs)
+    arguments = _arguments(out, x, words, around, experts, (tokens, outputs, count, pairs))
+    _kernel(form, x.device).launch((programs * tiles.cluster, others), arguments, tiles.cluster)
+    return out
+
+
+def _form(
+    inputs: int, tokens: int, words: Words, around: Around, tiles: Tiles, slots: int, experts: Experts | None
+) -> _Form:  # fmt: skip
+    columns = 1 if tokens == 1 else MOST_TOKENS
+    groups = 1 if words.group >= RUN else RUN // words.group
+    routing = experts.routing if experts else None
+    integers = words.levels != "e2m1"
+    macros = {
+        "PARTS": tiles.parts, "HEIGHT": tiles.height, "CLUSTER": tiles.cluster, "BATCH": tiles.batch,
+        "RESIDENT": tiles.resident, "TOKENS": columns, "INTEGERS": integers, "GROUP": words.group, "GROUPS": groups,
+        "SCALE_TYPE": _SCALES[words.scale.dtype], "SLOTS": slots, "SUMMED": routing is not None,
+        "ROUTING_TYPE": 0 if routing is None else _ROUTING[routing.dtype],
+        "EARLY": experts is None or routing is not None, "GATED": around.gated, "ORDER": _ORDERS[around.order],
+        "ACTIVATION": _ACTIVATIONS[KERNEL_ACTIVATIONS.get(around.activation, "silu")] if around.activation else 0,
+        "HAS_ZERO": words.zero is not None, "HAS_WHOLE": words.whole is not None, "HAS_BIAS": words.bias is not None,
+        "HAS_RESIDUAL": around.residual is not None, "HAS_NORM": around.norm is not None,
+        "HAS_LIMIT": around.limit is not None, "HAS_ALPHA": around.alpha is not None,
+    }  # fmt: skip
+    held = tiles.parts // slots
+    runs = slots * held * -(-inputs // (RUN * held * tiles.cluster))
+    kept = 2048 if columns > 1 else 256 if groups == 1 else 512
+    of_inputs = runs * groups * columns if integers else 0
+    of_rows = 2 * tiles.parts * columns * 16 * tiles.height
+    return _Form(
+        tuple((name, int(value)) for name, value in macros.items()),
+        threads=32 * tiles.parts * tiles.height,
+        shared=kept * (runs + 1) + 4 * (of_inputs + of_rows),
+    )
+
+
+@cache
+def _kernel(form: _Form, device: torch.device) -> Kernel:
+    code = compiled(_source(), dict(form.macros), "sm_90a")
+    with torch.cuda.device(device):
+        return Kernel(code, "few_tokens", form.threads, form.shared)
+
+
+def _source() -> str:
+    here = Path(__file__).parent
+    return "".join((here / name).read_text(encoding="utf-8") for name in _SOURCES)
+
+
+@cache
+def _clusters(form: _Form, device: torch.device, cluster: int) -> int:
+    return _kernel(form, device).clusters(cluster)
+
+
+def _arguments(
+    out: Tensor, x: Tensor, words: Words, around: Around, experts: Experts | None, sizes: tuple[int, int, int, int]
+) -> _Arguments:  # fmt: skip
+    tokens, outputs, tiles, pairs = sizes
+    tensors = (
+        out, x, words.values, words.scale, words.zero, words.whole, words.bias, around.residual, around.norm,
+        experts.chosen if experts else None, experts.routing if experts else None,
+    )  # fmt: skip
+    return _Arguments(
+        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        tokens, outputs, x.shape[1], words.scale.shape[-1], tiles, pairs, experts.count if experts else 0, 4,
+        around.eps, around.limit or 0.0, around.alpha or 0.0, around.offset,
+    )  # fmt: skip

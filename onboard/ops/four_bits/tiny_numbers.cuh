@@ -1,0 +1,87 @@
+// Numbers of the kernels for four-bit weights (`few_tokens.cu`): scales, codes, and products of bfloat16.
+//
+// Macros: INTEGERS, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+
+// What inputs are multiplied by, since codes are read as tiny numbers, and what sums are multiplied by.
+constexpr float LARGE = 73786976294838206464.f;                                           // 2^66
+constexpr float BACK = INTEGERS ? 147573952589676412928.f : 1152921504606846976.f;       // 2^67, 2^60
+
+__device__ __forceinline__ float low_of(u32 v) { return __uint_as_float(v << 16); }
+__device__ __forceinline__ float high_of(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
+
+#if SCALE_TYPE == 0  // bfloat16
+typedef u16 scale_t;
+__device__ __forceinline__ float number(scale_t s) { return low_of(s); }
+#elif SCALE_TYPE == 1  // E8M0; 2^-127 is no normal number
+typedef u8 scale_t;
+__device__ __forceinline__ float number(scale_t s) { return __uint_as_float(s ? (u32)s << 23 : 1u << 22); }
+#elif SCALE_TYPE == 2  // float32
+typedef float scale_t;
+__device__ __forceinline__ float number(scale_t s) { return s; }
+#elif SCALE_TYPE == 3  // float16
+typedef u16 scale_t;
+__device__ __forceinline__ float number(scale_t s) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(s)); return f; }
+#else  // E4M3
+typedef u8 scale_t;
+__device__ __forceinline__ float number(scale_t s) {
+  u32 both; asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"((u16)s));
+  float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((u16)both));
+  return f;
+}
+#endif
+
+#if ROUTING_TYPE == 0  // bfloat16
+typedef u16 routing_t;
+__device__ __forceinline__ float weight_of(routing_t w) { return low_of(w); }
+#else  // float32
+typedef float routing_t;
+__device__ __forceinline__ float weight_of(routing_t w) { return w; }
+#endif
+
+__device__ __forceinline__ u32 pair(float low, float high) {
+  u32 both; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low)); return both;
+}
+__device__ __forceinline__ float rounded(float v) { return low_of(pair(v, 0.f)); }
+
+__device__ __forceinline__ float activate(float v) {
+  if (ACTIVATION == 1) return v / (1.f + __expf(-v));
+  if (ACTIVATION == 2) return .5f * v * (1.f + erff(v * .70710678118654752f));
+  if (ACTIVATION == 3) return .5f * v * (1.f + tanhf(.79788456080286536f * v * (1.f + .044715f * v * v)));
+  if (ACTIVATION == 4) return fmaxf(v, 0.f);
+  if (ACTIVATION == 5) return fmaxf(v, 0.f) * fmaxf(v, 0.f);
+  return v;
+}
+
+__device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void stream(uint4& v, const uint4* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+}
+
+// Bits 0 to 3 (of ODD planes 4 to 7) of both halves as numbers. `four` is 4, which the compiler does not know:
+// multiplications have a pipe of their own, shifts and masks share one of half the rate.
+template <int ODD> __device__ __forceinline__ u32 decode(u32 word, u32 four) {
+  const u32 code = word & (ODD ? 0x00F000F0u : 0x000F000Fu);
+  if (INTEGERS) return code;
+  return (code * (ODD ? four : four * four * four) + 0x7E007E00u) & 0x81C081C0u;  // a carry takes the sign up
+}
+
+// Two planes of four words of rows g (a) and g + 8 (b), and their inputs.
+template <int ODD>
+__device__ __forceinline__ void multiply_planes(
+    float (&sums)[4], float (&more)[4], const uint4& a, const uint4& b, const uint4& in, u32 four) {
+  multiply(sums, decode<ODD>(a.x, four), decode<ODD>(b.x, four), decode<ODD>(a.y, four), decode<ODD>(b.y, four), in.x, in.y);
+  multiply(more, decode<ODD>(a.z, four), decode<ODD>(b.z, four), decode<ODD>(a.w, four), decode<ODD>(b.w, four), in.z, in.w);
+}
+
+__device__ __forceinline__ void shift(uint4& v) { v.x >>= 8; v.y >>= 8; v.z >>= 8; v.w >>= 8; }

@@ -1,0 +1,146 @@
+"""Four-bit weights over few tokens on a Hopper GPU, in every form that the kernel has, against float64."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onboard.ops.four_bits import cuda_few_tokens as few
+from onboard.ops.four_bits.four_bits import pack, unpacked
+from tests.support.ops.naive import relative_error
+from tests.support.ops.seeds import seeded
+
+_CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(_CAPABILITY[0] != 9, reason="needs a Hopper GPU"),
+]
+ops = torch.ops.onboard
+FORMS = [("int4", group) for group in (32, 64, 128, 256, 0)]  # 0: all inputs
+FORMS += [("e2m1", group) for group in (16, 32, 64, 128)]
+SCALES = {
+    "int4": (torch.bfloat16, torch.float16, torch.float32),
+    "e2m1": (torch.uint8, torch.float8_e4m3fn, torch.float32),
+}
+
+
+def _words(
+    levels: str, group: int, shape: tuple[int, ...], dtype: torch.dtype, zeros: bool = False,
+    whole: bool = False, bias: bool = False,
+) -> few.Words:  # fmt: skip
+    *rows, inputs = shape
+    values = pack(torch.randint(0, 16, shape, device="cuda", dtype=torch.uint8))
+    groups = (*rows, -(-inputs // group))
+    scale = torch.rand(groups, device="cuda") * 0.02 + 0.005
+    if dtype == torch.uint8:
+        scale = torch.randint(117, 124, groups, device="cuda").to(torch.uint8)
+    zero = torch.randint(0, 16, groups, device="cuda", dtype=torch.uint8) if zeros else None
+    factor = torch.rand(rows, device="cuda") + 0.5 if whole else None
+    added = torch.randn(rows, device="cuda").bfloat16() if bias else None
+    return few.Words(values, scale.to(dtype), zero, factor, added, levels, group)
+
+
+def _values(words: few.Words, inputs: int) -> Tensor:
+    form = (words.scale, words.zero, words.whole, words.levels, words.group)
+    return unpacked(words.values, *form, inputs).double()
+
+
+def _expected(x: Tensor, words: few.Words, around: few.Around) -> Tensor:
+    wide = x.double()
+    if around.norm is not None:
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + around.eps)
+        wide = (wide.bfloat16().double() * around.norm.double()).bfloat16().double()
+    y = wide @ _values(words, x.shape[1]).T
+    if words.bias is not None:
+        y = y + words.bias.double()
+    if around.gated:
+        gate, up = y.chunk(2, -1)
+        y = F.silu(gate) * up
+    return y if around.residual is None else y + around.residual.double()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8])
+@pytest.mark.parametrize(("levels", "group"), FORMS)
+def test_products_are_those_of_float64(levels: str, group: int, tokens: int) -> None:
+    seeded()
+    for (outputs, inputs), dtype, (zeros, gated) in product(
+        ((200, 1000), (1104, 2880), (20000, 512), (40, 16000)),
+        SCALES[levels],
+        ((False, False), (True, True)),
+    ):
+        zeros = zeros and levels == "int4"
+        shape = (outputs, inputs)
+        words = _words(levels, group or inputs, shape, dtype, zeros, whole=gated, bias=gated)
+        x = torch.randn(tokens, inputs, device="cuda").bfloat16() + (1 if zeros else 0)
+        norm = torch.rand(inputs, device="cuda").bfloat16() if tokens == 1 and gated else None
+        made = outputs // 2 if gated else outputs
+        residual = torch.randn(tokens, made, device="cuda").bfloat16()
+        around = few.Around(residual, norm, 1e-6, gated, "silu" if gated else "")
+        assert few.suits(x, words)
+        error = relative_error(few.product(x, words, around), _expected(x, words, around))
+        assert error < 5e-3, (outputs, inputs, dtype, zeros, gated, error)
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        (8, 1, 1, 4, 2),
+        (2, 2, 1, 2, 3),
+        (4, 2, 2, 4, 2),
+        (1, 4, 1, 4, 2),
+        (4, 1, 4, 1, 2),
+        (8, 2, 1, 4, 1),
+    ],
+)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_no_division_of_the_work_changes_the_result(tiles: tuple[int, ...], tokens: int) -> None:
+    seeded()
+    for levels, group, inputs in (("int4", 128, 4096), ("int4", 64, 300), ("e2m1", 32, 2880)):
+        words = _words(levels, group, (3000, inputs), SCALES[levels][0], zeros=levels == "int4")
+        x = torch.randn(tokens, inputs, device="cuda").bfloat16()
+        actual = few.product(x, words, few.Around(), few.Tiles(*tiles))
+        assert relative_error(actual, _expected(x, words, few.Around())) < 5e-3
+
+
+MIXTURES: list[dict[str, Any]] = [
+    {"levels": "e2m1", "group": 32, "order": "interleaved", "limit": 7.0, "alpha": 1.702, "up_offset": 1.0},
+    {"levels": "e2m1", "group": 16, "order": "up_gate", "act_fn": "gelu_tanh"},
+    {"levels": "int4", "group": 128, "order": "gate_up"},
+    {"levels": "int4", "group": 32, "order": "up_gate", "is_gated_mlp": False, "act_fn": "relu2"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("top", [1, 3, 8])
+@pytest.mark.parametrize("form", MIXTURES)
+def test_a_token_s_mixture_is_that_of_plain_torch(form: dict[str, Any], top: int) -> None:
+    seeded()
+    form = {"act_fn": "silu", "is_gated_mlp": True, **form}
+    levels, group = form.pop("levels"), form["group"]
+    experts, hidden, inner = 9, 400, 300
+    rows = inner * (2 if form["is_gated_mlp"] else 1)
+    dtype = torch.uint8 if levels == "e2m1" else torch.bfloat16
+    up = _words(levels, group, (experts, rows, hidden), dtype, bias=True)
+    down = _words(levels, group, (experts, hidden, inner), dtype, bias=True)
+    x = torch.randn(1, hidden, device="cuda").bfloat16()
+    chosen = torch.randperm(experts, device="cuda")[:top][None]
+    if top > 1:
+        chosen[0, 0] = -1  # an expert of another rank
+    form["act_fn"] = "gelu_pytorch_tanh" if form["act_fn"] == "gelu_tanh" else form["act_fn"]
+    for routing in (
+        torch.rand(1, top, device="cuda"),
+        torch.rand(1, top, device="cuda").bfloat16(),
+    ):
+        weights = (up.values, down.values, up.scale, down.scale, None, None, None, None)
+        biases = {"w3_w1_stacked_bias": up.bias, "w2_stacked_bias": down.bias}
+        name = "mxfp4" if levels == "e2m1" else "int4"
+        mixture = getattr(ops, f"triton_{name}_moe")
+        reference = getattr(ops, f"torch_{name}_moe")
+        actual = mixture(x, chosen, routing, *weights, **form, **biases)
+        wide = {key: None if value is None else value.float() for key, value in biases.items()}
+        expected = reference(x.float(), chosen, routing.float(), *weights, **form, **wide)
+        assert relative_error(actual, expected) < 1e-2

@@ -1,0 +1,68 @@
+"""Kernels in CUDA C++ compile for a Hopper GPU, on any machine that has NVRTC: what they compute is
+tested on a GPU (`tests/gpu/test_few_tokens_gpu.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from onboard.errors import OnboardError
+from onboard.ops.cuda.nvrtc import compiled
+from onboard.ops.four_bits import cuda_few_tokens as few
+from onboard.ops.four_bits.four_bits import RUN, WORDS
+
+TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+INT4, FLOATS = ("int4", 128, torch.bfloat16), ("e2m1", 32, torch.uint8)
+FORMS: list[tuple[int, tuple[str, int, torch.dtype], dict[str, Any]]] = [
+    (1, INT4, {"gated": True, "activation": "silu", "norm": torch.ones(1)}),
+    (1, FLOATS, {"residual": torch.ones(1)}),
+    (8, INT4, {"residual": torch.ones(1)}),
+    (8, FLOATS, {"gated": True, "activation": "gelu"}),
+    (8, ("e2m1", 16, torch.float8_e4m3fn), {}),
+    (3, ("int4", 64, torch.float16), {"limit": 7.0, "alpha": 1.7}),
+]
+
+
+def _macros(
+    tokens: int, kind: tuple[str, int, torch.dtype], around: dict[str, Any]
+) -> dict[str, int]:
+    levels, group, dtype = kind
+    rows, inputs = 4096, 2880
+    values = torch.empty(rows, -(-inputs // RUN) * WORDS, dtype=torch.int32, device="meta")
+    scale = torch.empty(rows, -(-inputs // group), dtype=dtype, device="meta")
+    zero = scale.to(torch.uint8) if levels == "int4" else None
+    words = few.Words(values, scale, zero, None, None, levels, group)
+    tiles = few.tiles_for(tokens, rows, inputs, levels)
+    form = few._form(inputs, tokens, words, few.Around(**around), tiles, 1, None)
+    assert form.shared <= 227 * 1024
+    return dict(form.macros)
+
+
+@pytest.mark.parametrize(("tokens", "kind", "around"), FORMS)
+def test_forms_compile_and_keep_to_registers(
+    tokens: int, kind: tuple[str, int, torch.dtype], around: dict[str, Any],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
+    code = compiled(few._source(), _macros(tokens, kind, around), "sm_90a")
+    (kept,) = (tmp_path / "cuda").iterdir()
+    assert kept.read_bytes() == code
+    usage = subprocess.run(
+        [TOOL, "-res-usage", kept], check=True, capture_output=True, text=True
+    ).stdout
+    (stack,) = re.findall(r"few_tokens:\s+REG:\d+ STACK:(\d+)", usage)
+    assert int(stack) <= 128
+
+
+def test_what_does_not_compile_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
+    with pytest.raises(OnboardError, match="does not compile.*nothing_known"):
+        compiled("__global__ void f() { nothing_known(); }", {}, "sm_90a")
+    assert not (tmp_path / "cuda").exists()
