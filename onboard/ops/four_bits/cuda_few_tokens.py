@@ -195,9 +195,12 @@ def _form(
     groups = 1 if words.group >= RUN else RUN // words.group
     routing = experts.routing if experts else None
     integers = words.levels != "e2m1"
+    each = -(-inputs // (RUN * (tiles.parts // slots) * tiles.cluster))
+    in_pairs = groups > 1 or (words.group == RUN and each % 2 == tiles.batch % 2 == 0)
     macros = {
         "PARTS": tiles.parts, "HEIGHT": tiles.height, "CLUSTER": tiles.cluster, "BATCH": tiles.batch,
         "RESIDENT": tiles.resident, "TOKENS": columns, "INTEGERS": integers, "GROUP": words.group, "GROUPS": groups,
+        "EVEN": in_pairs and words.scale.shape[-1] % 2 == 0,
         "SCALE_TYPE": _SCALES[words.scale.dtype], "SLOTS": slots, "SUMMED": routing is not None,
         "ROUTING_TYPE": 0 if routing is None else _ROUTING[routing.dtype],
         "EARLY": experts is None or routing is not None, "GATED": around.gated, "ORDER": _ORDERS[around.order],
@@ -206,8 +209,7 @@ def _form(
         "HAS_RESIDUAL": around.residual is not None, "HAS_NORM": around.norm is not None,
         "HAS_LIMIT": around.limit is not None, "HAS_ALPHA": around.alpha is not None,
     }  # fmt: skip
-    held = tiles.parts // slots
-    runs = slots * held * -(-inputs // (RUN * held * tiles.cluster))
+    runs = tiles.parts * each
     kept = 2048 if columns > 1 else 256 if groups == 1 else 512
     of_inputs = runs * groups * columns if integers else 0
     of_rows = 2 * tiles.parts * columns * 16 * tiles.height

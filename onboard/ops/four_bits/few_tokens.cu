@@ -22,13 +22,18 @@ constexpr bool PAIRED = MANY && GROUPS > 1;  // operands of two neighbouring wor
 constexpr int KEPT = MANY ? 2048 : GROUPS == 1 ? 256 : 512;               // bytes of a run's inputs
 constexpr int COLUMNS = 8 / GROUPS < BATCH ? 8 / GROUPS : BATCH;          // runs whose groups have columns at once
 constexpr int SETS = BATCH / COLUMNS;                                     // of such runs in a batch
-constexpr int SCALES = MANY ? (BATCH * GROUPS + 3) / 4 : 2 * SETS;        // of a row, that a lane has
+constexpr int SCALES = MANY ? (BATCH * GROUPS + 3) / 4 : SETS;            // of a row, that a lane has: one each, or two
+
+template <typename T> struct OfGroups {  // what a lane has of the groups of its rows
+  T one[SCALES];  // of some tokens: of a run's groups in turn
+  Neighbours<T> two[SCALES];  // of one: of the groups of its columns
+};
 
 struct Words {
   uint4 row[2][BATCH];
-  scale_t scale[2][SCALES];
+  OfGroups<scale_t> scale[2];
 #if HAS_ZERO
-  u8 zero[2][SCALES];
+  OfGroups<u8> zero[2];
 #endif
 };
 
@@ -96,6 +101,16 @@ struct Program {
     }
   }
 
+  template <typename T> __device__ __forceinline__ void load_groups(OfGroups<T>& to, const T* row) const {
+    const int start = (begin + first + ahead_batch * BATCH) * GROUPS;
+#pragma unroll
+    for (int i = 0; i < SCALES; i++) {
+      const int group = start + (MANY ? 4 * i + t : i * COLUMNS * GROUPS + 2 * t);
+      if (MANY) to.one[i] = row[min(GROUP > RUN ? group * RUN / GROUP : group, of.groups - 1)];
+      else to.two[i].load(row, group, of.groups);
+    }
+  }
+
   // Load the next batch of words, which may be of the next tile.
   __device__ __forceinline__ void load(Words& to) {
     const int skipped = min(ahead_batch * BATCH, max(last - 1, 0)), rest = max(last - skipped, 1);
@@ -104,18 +119,11 @@ struct Program {
 #pragma unroll
       for (int h = 0; h < 2; h++) stream(to.row[h][r], words[h] + (skipped + min(r, rest - 1)) * 4);
 #pragma unroll
-    for (int i = 0; i < SCALES; i++) {
-      const int at = MANY ? 4 * i + t : i / 2 * COLUMNS * GROUPS + 2 * t + i % 2;
-      int group = (begin + first + ahead_batch * BATCH) * GROUPS + at;
-      if (GROUP > RUN) group = group * RUN / GROUP;
-      group = min(group, of.groups - 1);
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        to.scale[h][i] = of.scale[row[h] * of.groups + group];
+    for (int h = 0; h < 2; h++) {
+      load_groups(to.scale[h], of.scale + row[h] * of.groups);
 #if HAS_ZERO
-        to.zero[h][i] = of.zero[row[h] * of.groups + group];
+      load_groups(to.zero[h], of.zero + row[h] * of.groups);
 #endif
-      }
     }
     if (++ahead_batch < batches) return;
     ahead_batch = 0;
@@ -238,14 +246,14 @@ struct Program {
           sum = sums[(slot * EACH * each + first + run) * GROUPS + column % GROUPS];
 #pragma unroll
         for (int h = 0; h < 2; h++)
-          y[h] += (some[2 * h + i] + more[2 * h + i] - zero_of(has, h, 2 * c + i) * sum) * number(has.scale[h][2 * c + i]);
+          y[h] += (some[2 * h + i] + more[2 * h + i] - zero_of(has, h, c, i) * sum) * number(has.scale[h].two[c].at(i));
       }
     }
   }
 
-  __device__ __forceinline__ static float zero_of(const Words& has, int h, int i) {
+  __device__ __forceinline__ static float zero_of(const Words& has, int h, int c, int i) {
 #if HAS_ZERO
-    return has.zero[h][i];
+    return MANY ? has.zero[h].one[c] : has.zero[h].two[c].at(i);
 #else
     return 8.f;
 #endif
@@ -296,8 +304,8 @@ struct Program {
     if (INTEGERS) sum = *(const float2*)(sums + ((first + run) * GROUPS + group) * TOKENS + 2 * t);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const float scale = __shfl_sync(~0u, number(has.scale[h][at / 4]), from);
-      const float zero = HAS_ZERO ? __shfl_sync(~0u, zero_of(has, h, at / 4), from) : 8.f;
+      const float scale = __shfl_sync(~0u, number(has.scale[h].one[at / 4]), from);
+      const float zero = HAS_ZERO ? __shfl_sync(~0u, zero_of(has, h, at / 4, 0), from) : 8.f;
       y[MANY ? 2 * h : h] += (some[2 * h] - zero * sum.x) * scale;
       y[MANY ? 2 * h + 1 : h] += (some[2 * h + 1] - zero * sum.y) * scale;
     }

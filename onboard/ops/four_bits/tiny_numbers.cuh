@@ -1,6 +1,6 @@
 // Numbers of the kernels for four-bit weights (`few_tokens.cu`): scales, codes, and products of bfloat16.
 //
-// Macros: INTEGERS, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
+// Macros: INTEGERS, GROUP, EVEN, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -33,6 +33,27 @@ __device__ __forceinline__ float number(scale_t s) {
   return f;
 }
 #endif
+
+// Two neighbouring numbers of a type, which one load brings where their number in a row is EVEN. They are taken
+// apart where they are used: before, that would wait for the load.
+template <typename T> struct Both;
+template <> struct Both<u8> { typedef u16 type; static __device__ u8 at(u16 both, int i) { return i ? both >> 8 : both; } };
+template <> struct Both<u16> { typedef u32 type; static __device__ u16 at(u32 both, int i) { return i ? both >> 16 : both; } };
+template <> struct Both<float> { typedef float2 type; static __device__ float at(float2 both, int i) { return i ? both.y : both.x; } };
+template <typename T> struct Neighbours {
+#if EVEN
+  typename Both<T>::type both;
+  __device__ __forceinline__ void load(const T* row, int i, int count) { both = *(const typename Both<T>::type*)(row + min(i, count - 2)); }
+  __device__ __forceinline__ T at(int i) const { return Both<T>::at(both, i); }
+#else
+  T one[2];
+  __device__ __forceinline__ void load(const T* row, int i, int count) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) one[j] = row[min(GROUP > 128 ? (i + j) * 128 / GROUP : i + j, count - 1)];
+  }
+  __device__ __forceinline__ T at(int i) const { return one[i]; }
+#endif
+};
 
 #if ROUTING_TYPE == 0  // bfloat16
 typedef u16 routing_t;
