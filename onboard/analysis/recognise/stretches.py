@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -70,6 +70,35 @@ def regions_of(cls: type, *attrs: str) -> Iterator[Region]:
                         yield Region(name, every.index(block[begin]), part, behind)
 
 
+def regions_around(cls: type, *attrs: str) -> Iterator[Region]:
+    """Yield such statements of methods that call others of the class which mention the attributes."""
+    methods = _methods(cls)
+    inside: set[str] = set()
+    while more := {x for x in methods if _mentions(methods[x], {*attrs, *inside})} - inside:
+        inside |= more
+    callers = {name for name in inside if _mentions(methods[name], inside)}
+    for region in regions_of(cls, *attrs, *inside) if callers else ():
+        if region.method in callers:
+            yield region
+
+
+def nodes_of(cls: type, region: Region) -> Iterator[ast.AST]:
+    """Yield what a region is made of, and the methods of the class that it calls."""
+    methods = _methods(cls)
+    trees: list[ast.AST] = [*region.statements]
+    for tree in trees:
+        yield from ast.walk(tree)
+        called = (node for node in methods.values() if node not in trees)
+        trees += [node for node in called if _mentions(tree, {node.name})]
+
+
+def _methods(cls: type) -> dict[str, ast.FunctionDef]:
+    """Return the methods of a class but its constructor, and but those of all modules."""
+    named = (name for name, _ in inspect.getmembers(cls, inspect.isfunction))
+    found = {name: find_method(cls, name) for name in named if name != "__init__"}
+    return {key: x[1] for key, x in found.items() if x is not None and x[0] is not nn.Module}
+
+
 def _starts(block: Sequence[ast.stmt]) -> list[int]:
     """Return where a body begins, and goes on behind a branch that returns; later ones first."""
     behind = [
@@ -80,7 +109,7 @@ def _starts(block: Sequence[ast.stmt]) -> list[int]:
     return [*reversed(behind), 0]
 
 
-def _mentions(tree: ast.AST, attrs: Sequence[str]) -> bool:
+def _mentions(tree: ast.AST, attrs: Collection[str]) -> bool:
     return any(
         isinstance(node, ast.Attribute)
         and node.attr in attrs

@@ -15,7 +15,7 @@ import torch
 from onboard.analysis.blocks.spec_mixtures import MixtureParameters
 from onboard.analysis.recognise.mixtures import probe_mixture
 from onboard.analysis.recognise.recorder import ModuleCall
-from tests.unit.codegen.test_own_code import _made, _written
+from tests.unit.codegen.test_own_code import _function, _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
 
@@ -276,7 +276,8 @@ def _computed(
     state, _, forward = translate(text, sizes, specialised=True, mixtures=mixtures)
     parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
     head = "import torch.nn.functional as F\nimport onboard.ops"
-    ours = _made("\n\n\n".join([head, *map(_written, parts), _written(state)]), sizes)
+    functions = [_function(key, each) for key, each in state.translator.functions.items()]
+    ours = _made("\n\n\n".join([head, *functions, *map(_written, parts), _written(state)]), sizes)
     theirs = _made(text, sizes).eval()
     ours.load_state_dict(theirs.state_dict())
     with torch.no_grad():
@@ -306,3 +307,17 @@ def test_what_makes_something_else_of_them_does_not(
     x = torch.randn(2, 9, 8)
     sizes = {"size": 8, "inner": 12, "experts": 5}
     assert _found(text.replace(*change), sizes, translate, x) is None
+
+
+def test_one_expert_of_all_tokens_is_no_choice_of_a_router(translate: Translate) -> None:
+    text = """
+        self.gate = nn.Linear(config.size, config.experts)
+        nn.init.zeros_(self.gate.weight)
+        self.gate.bias.data[0] = 1.0
+        self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        return self.experts[0](x)
+"""
+    sizes = {"size": 8, "inner": 12, "experts": 5}
+    assert _found(HEAD + text, sizes, translate, torch.randn(2, 9, 8)) is None

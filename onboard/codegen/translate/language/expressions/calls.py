@@ -325,7 +325,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return replace(args.positional[0], copy=plain_call(expr, args).expr)
     if obj is copy.deepcopy and isinstance(given := args.positional[0], Setting | Mapping):
         return config_values.own_copy(given, frame)
-    if obj is copy.deepcopy and (made := module_copy(args, frame)) is not None:
+    if obj is copy.deepcopy and (made := module_copy(expr, args, frame)) is not None:
         return made
     if obj in _AUTOCAST or obj in _OTHER_TRACERS:
         return Known(False)  # who runs generated code chooses its dtype, and export traces it
