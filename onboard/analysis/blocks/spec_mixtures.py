@@ -80,6 +80,8 @@ class MixtureParameters(Parameters):
 
     experts: AttributePath | None
     """The list, or the module with the weights of all; None: the mixture has these itself."""
+    named: bool = False
+    """The experts are modules of a dict, in this order, not of a list."""
     gate: ModulePath | None
     """None of the three: experts of any class."""
     down: ModulePath | None

@@ -33,7 +33,7 @@ from onboard.analysis.recognise.mixture_roles import (
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.recognise.routing.experts_found import Experts, candidates, mixed
-from onboard.analysis.recognise.routing.handed_choices import joined
+from onboard.analysis.recognise.routing.handed_choices import Makers, joined
 from onboard.analysis.recognise.stretches import (
     Region,
     function_of,
@@ -97,9 +97,10 @@ def _handed_fits(
     seen: dict[tuple[str, int], dict[str, Any]] | None = None
     for names, experts, forms in candidates(module, calls[0]) if calls else ():
         seen = locals_of(module, calls[0]) if seen is None else seen
-        for fit, region in product((_fit, _fit_added), [*regions_of(type(module), *names)]):
+        makers = Makers(module, calls[0])
+        for region in regions_of(type(module), *names):
             variables = seen.get((region.method, region.statements[0].lineno), {})
-            for whole in joined(module, calls[0], region, variables):
+            for fit, whole in product((_fit, _fit_added), joined(makers, region, variables)):
                 found = fit(module, experts, whole.region, whole.variables, forms)
                 if found is not None:
                     place = {"count": len(region.statements), "handed": whole.handed}

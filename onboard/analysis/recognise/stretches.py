@@ -20,6 +20,18 @@ from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.source import find_method
 
 _RESULT = "result"
+_OF_FORM = ("dtype", "device", "shape", "size", "numel", "new_zeros", "new_full")
+"""Attributes and methods of a tensor that do not ask for its numbers."""
+_ALIKE = (
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "view_as",
+    "reshape_as",
+    "expand_as",
+)
+"""Functions and methods that ask for the form of a tensor that they are given."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +171,8 @@ def locals_of(module: nn.Module, call: ModuleCall) -> dict[tuple[str, int], dict
 
 
 def read_first(statements: Sequence[ast.stmt]) -> list[str]:
-    """Return the variables that statements read before they assign them, and not just the dtype or
-    the device of.
+    """Return the variables that statements read before they assign them, and not just the dtype, the
+    device or the shape of.
     """
     read: dict[str, None] = {}
     made: set[str] = set()
@@ -170,11 +182,7 @@ def read_first(statements: Sequence[ast.stmt]) -> list[str]:
             node.id for item in targets for node in ast.walk(item) if isinstance(node, ast.Name)
         }
         plain = {name for name in whole if not _loads(name, statement)}
-        asked = {
-            id(node.value)
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Attribute) and node.attr in ("dtype", "device")
-        }
+        asked = {id(node) for each in ast.walk(statement) for node in _asked(each)}
         for node in ast.walk(statement):
             if (
                 isinstance(node, ast.Name)
@@ -184,6 +192,16 @@ def read_first(statements: Sequence[ast.stmt]) -> list[str]:
                 read[node.id] = None
         made |= whole
     return list(read)
+
+
+def _asked(node: ast.AST) -> list[ast.expr]:
+    """Return what a node asks for dtype, device or shape, and nothing else."""
+    match node:
+        case ast.Attribute(value=value, attr=attr) if attr in _OF_FORM:
+            return [value]
+        case ast.Call(func=ast.Attribute(attr=attr), args=[first, *_]) if attr in _ALIKE:
+            return [first]
+    return []
 
 
 def _loads(name: str, statement: ast.stmt) -> bool:

@@ -99,6 +99,24 @@ BY_ONE_MASK = """
             y.index_add_(0, here, self.experts.kept[number](rows[here]) * shares[here, place, None])
         return y.view_as(x)
 """
+OF_ALL_WEIGHTS = """
+    def forward(self, rows):
+        logits, shares, chosen = self.choose(rows)
+        gates = torch.zeros_like(logits)
+        gates.scatter_(-1, chosen, shares)
+        return gates
+"""
+BY_ALL_WEIGHTS = """
+    def forward(self, x):
+        rows = x.view(-1, x.shape[-1])
+        gates = self.router(rows)
+        y = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts.kept):
+            here = gates[:, number].nonzero().squeeze(-1)
+            if here.numel() > 0:
+                y[here] += expert(rows[here]) * gates[here, number, None]
+        return y.view_as(x)
+"""
 IN_A_METHOD = """
     def forward(self, x):
         rows = x.view(-1, x.shape[-1])
@@ -121,6 +139,7 @@ MANNERS = {
     "table": (OF_A_TABLE, BY_TABLE),
     "masks": (OF_MASKS, BY_MASKS),
     "one mask": (OF_ONE_MASK, BY_ONE_MASK),
+    "all weights": (OF_ALL_WEIGHTS, BY_ALL_WEIGHTS),
     "method": (OF_A_TABLE, IN_A_METHOD),
 }
 SIZES = {"size": 8, "inner": 12, "experts": 5}
@@ -152,6 +171,7 @@ def test_a_mixture_takes_the_choices_themselves(name: str, translate: Translate)
         ("table", ("share[:, None]", "share[:, None].abs().sqrt()")),
         ("masks", ("(chosen == number)", "(chosen == (number + 1) % self.count)")),
         ("one mask", ("permute(2, 1, 0)", "permute(2, 1, 0).flip(0)")),
+        ("all weights", ("scatter_(-1, chosen, shares)", "scatter_(-1, chosen, shares).cumsum_(-1)")),
         ("method", ("return self.experts.kept[number](rows)", "return self.experts.kept[0](rows)")),
     ],
 )  # fmt: skip

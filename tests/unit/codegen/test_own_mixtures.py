@@ -228,7 +228,36 @@ SCALED = """
             y.index_add_(0, here, self.experts[number](rows[here], shares[here, place, None]))
         return y.view_as(x)
 """
+NAMED = """
+        self.experts = nn.ModuleDict({f"expert_{i}": Expert(config) for i in range(config.experts)})
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = F.softmax(self.gate(rows), dim=-1).topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number in range(self.count):
+            here, place = torch.where(chosen == number)
+            y.index_add_(0, here, self.experts[f"expert_{number}"](rows[here]) * shares[here, place, None])
+        return y.view_as(x)
+"""
+NAMED_LATER = """
+        self.experts = nn.ModuleDict()
+        for i in range(config.experts):
+            self.experts[f"expert_{i}"] = Normed(config)
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = F.softmax(self.gate(rows), dim=-1).topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts.values()):
+            here, place = torch.where(chosen == number)
+            if len(here):
+                y[here] += expert(rows[here]) * shares[here, place, None]
+        return y.view_as(x)
+"""
 MANNERS = {
+    NAMED: "[expert.net[0].weight for expert in self.experts.values()]",
+    NAMED_LATER: "enumerate(self.experts.values())",
     IN_SEQUENCE: "[expert[2].weight for expert in self.experts]",
     OF_ALL: "[expert.net[0].bias for expert in self.experts]",
     STACKED: "out = out + torch.ops.onboard.torch_moe(",

@@ -49,11 +49,13 @@ def candidates(
 
 def _experts(child: nn.Module) -> tuple[Experts, dict[str, Any]] | None:
     """Return experts, and how they are made; None for a module of another kind."""
+    named = {"named": True} if isinstance(child, nn.ModuleDict) else {}
+    child = nn.ModuleList(child.values()) if isinstance(child, nn.ModuleDict) else child
     if not isinstance(child, nn.ModuleList):
         return numbered_experts(child)
     if len(child) < 2:
         return None
-    return child, _form(child) or _OF_ANY_CLASS
+    return child, (_form(child) or _OF_ANY_CLASS) | named
 
 
 def _form(experts: nn.ModuleList) -> dict[str, Any] | None:

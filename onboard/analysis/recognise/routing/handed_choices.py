@@ -13,6 +13,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import CodeType, FrameType
 from typing import Any
 
@@ -65,16 +66,14 @@ class _Run:
         return None
 
 
-def joined(
-    module: nn.Module, call: ModuleCall, region: Region, variables: dict[str, Any]
-) -> Iterator[Joined]:
+def joined(makers: Makers, region: Region, variables: dict[str, Any]) -> Iterator[Joined]:
     """Yield a region behind ends of the function that makes a variable of it which is a table, a list
-    or a mask; those that begin late come first.
+    or a mask, or has zeros; those that begin late come first.
     """
     for variable in read_first(region.statements):
         if not _is_routing(variables.get(variable)):
             continue
-        run, place, through = _maker(module, call, region, variable)
+        run, place, through = makers.of(region, variable)
         function = None if run is None else run.definition()
         for begin in range(len(function.body) - 1, -1, -1) if run and function else ():
             assert run is not None
@@ -117,9 +116,11 @@ class _Prefixed(ast.NodeTransformer):
 
 
 def _is_routing(value: Any) -> bool:
-    """Whether a value is made of choices: a table or a list with tensors, or a mask."""
+    """Whether a value is made of choices: a table or a list with tensors, a mask, or weights of all
+    experts, those that are not chosen 0.
+    """
     if isinstance(value, torch.Tensor):
-        return not value.is_floating_point() and value.dim() > 0
+        return value.dim() > 0 and bool(not value.is_floating_point() or (value == 0).any())
     inside = value.values() if isinstance(value, dict) else value
     return isinstance(value, dict | list | tuple) and any(
         isinstance(each, torch.Tensor) or _is_routing(each) for each in inside
@@ -145,46 +146,58 @@ def _value(tail: Sequence[ast.stmt], last: ast.stmt, place: int) -> ast.expr | N
     return None if stored & read else last.value.elts[place]
 
 
-def _maker(
-    module: nn.Module, call: ModuleCall, region: Region, variable: str
-) -> tuple[_Run | None, int, list[str]]:
-    """Return the first function of the repository's code that returned a variable of a region, at which
-    place, and the paths of the modules whose forwards returned it.
+class Makers:
+    """The functions of a repository's code that returned something in one call of a module, which runs
+    when the first is asked for.
     """
-    package = type(module).__module__.partition(".")[0]
-    runs: list[_Run] = []
-    found: list[Any] = []
 
-    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+    def __init__(self, module: nn.Module, call: ModuleCall) -> None:
+        self.module, self.call = module, call
+        self.package = type(module).__module__.partition(".")[0]
+        self.runs: list[_Run] = []
+
+    def of(self, region: Region, variable: str) -> tuple[_Run | None, int, list[str]]:
+        """Return the first that returned a variable of a region, at which place, and the paths of the
+        modules whose forwards returned it.
+        """
+        runs, line = self._traced, region.statements[0].lineno
+        own = [
+            run for run in runs if run.owner is self.module and run.code.co_name == region.method
+        ]
+        value = own[0].lines.get(line, {}).get(variable) if own else None
+        places = [(run, run.place(value)) for run in runs if value is not None]
+        handing = [(run, place) for run, place in places if place is not None]
+        owners = [run.owner for run, _ in handing if run.code.co_name == "forward"]
+        parts = self.module.named_modules()
+        through = [path for path, part in parts if path and any(part is x for x in owners)]
+        return (*handing[0], through) if handing else (None, -1, [])
+
+    @cached_property
+    def _traced(self) -> list[_Run]:
+        """What ran, in the order in which it returned; nothing where the call cannot run again."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            with torch.no_grad():
+                self.module(*self.call.args, **self.call.kwargs)
+        except REFUSED:  # its inputs were changed while it ran
+            return []
+        finally:
+            sys.settrace(before)
+        return self.runs
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
         file = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if file != package or frame.f_code.co_name.startswith("<"):  # a comprehension
+        if file != self.package or frame.f_code.co_name.startswith("<"):  # a comprehension
             return None
         run = _Run(frame.f_code, frame.f_globals, owner=frame.f_locals.get("self"))
-        own = frame.f_code.co_name == region.method and run.owner is module
 
         def inside(frame: FrameType, event: str, given: Any) -> Callable[..., Any]:
             if event == "line":
                 run.lines.setdefault(frame.f_lineno, dict(frame.f_locals))
-                if own and not found and frame.f_lineno == region.statements[0].lineno:
-                    found.append(frame.f_locals.get(variable))
-            elif event == "return" and not found:
+            elif event == "return":
                 run.result = given
-                runs.append(run)
+                self.runs.append(run)
             return inside
 
         return inside
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with torch.no_grad():
-            module(*call.args, **call.kwargs)
-    except REFUSED:  # its inputs were changed while it ran
-        return None, -1, []
-    finally:
-        sys.settrace(before)
-    places = [(run, run.place(found[0])) for run in (runs if found else [])]
-    handing = [(run, place) for run, place in places if place is not None]
-    owners = [run.owner for run, _ in handing if run.code.co_name == "forward"]
-    through = [path for path, part in module.named_modules() if any(part is x for x in owners)]
-    return (*handing[0], through) if handing else (None, -1, [])

@@ -250,7 +250,7 @@ def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> lis
     text = _SUM.format(
         result=found.result,
         base=found.base or f"{found.x}.new_zeros(())",
-        experts=found.experts,
+        experts=f"{found.experts}.values()" if found.named else found.experts,
         weights=_times_weights(found),
         indices=_rows_of(found.indices, found),
         x=found.x,
@@ -376,7 +376,8 @@ def _matrices(found: MixtureParameters, frame: Frame) -> tuple[list[ast.expr], l
     layers = [found.gate, found.down, found.up]
     if found.experts is None:
         return [_of_one_module(name("self"), found, role) for role in _ROLES], []
-    experts = frame.evaluate(attribute(name("self"), *found.experts.split(".")))
+    path = attribute(name("self"), *found.experts.split("."))
+    experts = frame.evaluate(call(attribute(path, "values")) if found.named else path)
     if not isinstance(experts, ModuleList | Instance):
         raise Untranslatable(f"experts in self.{found.experts}, which is no list of modules")
     own = tuple(made for made in experts.made if frame.translator.translates(made.cls))

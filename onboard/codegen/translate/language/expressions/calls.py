@@ -48,6 +48,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleList,
     ModuleRows,
     ModuleTable,
+    NamedModules,
     PlainObject,
     Repeated,
     Self,
@@ -404,6 +405,8 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return ModuleList((), ast.Call(expr, [], []))
     if cls is nn.ModuleDict and (table := module_table(expr, args)) is not None:
         return table
+    if cls is nn.ModuleDict and isinstance(named := [*args.positional, None][0], NamedModules):
+        return ModuleList(named.made, plain_call(expr, args).expr)
     if is_own_list(cls, frame):
         listed = _module_list(attribute(name("nn"), "ModuleList"), items_in(cls, args, frame))
         return replace(listed, own=cls) if isinstance(listed, ModuleList) else listed
