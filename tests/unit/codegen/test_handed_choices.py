@@ -5,11 +5,13 @@ dicts, lists and masks, and experts that a module only holds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.odd_code import GENERATE, run_apart, save_odd
 from tests.unit.codegen.test_own_mixtures import HEAD, _computed, _found
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -187,3 +189,80 @@ def test_a_module_that_is_called_holds_no_experts_of_its_owner(translate: Transl
     text = _text("one mask").replace("raise NotImplementedError", "return x")
     text = text.replace("y.view_as(x)", "self.experts(y.view_as(x))")
     assert _found(text, SIZES, translate, torch.randn(2, 9, 8)) is None
+
+
+WHOLE = """
+def of_each(chosen, shares, count):
+    found = {}
+    for number in range(count):
+        here, place = torch.nonzero(chosen == number, as_tuple=True)
+        found[number] = [here, shares[here, place]]
+    return found
+
+
+class Expert(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Router(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(config.hidden_size, 5), nn.Linear(5, 5)
+
+    def forward(self, rows, before):
+        logits = self.outer(self.inner(rows).tanh())
+        logits = logits if before is None else logits + before
+        shares, chosen = logits.sigmoid().topk(2, dim=-1)
+        return of_each(chosen, shares, 5), logits
+
+
+class Holder(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.kept = nn.ModuleList([Expert(config) for _ in range(5)])
+
+
+class Mixture(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.router, self.experts = Router(config), Holder(config)
+
+    def forward(self, x, before=None):
+        rows = x.reshape(-1, x.shape[-1])
+        table, logits = self.router(rows, before)
+        y = torch.zeros_like(rows)
+        for number, (here, share) in table.items():
+            y.index_add_(0, here, self.experts.kept[number](rows[here]) * share[:, None])
+        return y.view_as(x), logits
+"""
+BLOCK = """
+x = x + self.attn(self.norm1(x), position_ids)
+mixed, before = self.mlp(self.norm2(x), before)
+return x + mixed, before
+"""
+LAYERS = """
+x, before = self.embed(input_ids), None
+for layer in self.layers:
+    x, before = layer(x, position_ids, before)
+return self.norm(x)
+"""
+
+
+def test_a_whole_model_whose_routers_hand_tables_on_is_proven(tmp_path: Path) -> None:
+    folder = save_odd(tmp_path / "odd_tables", head=WHOLE, block=BLOCK, model=LAYERS)
+    file = folder / "modeling_odd.py"
+    text = file.read_text().replace("self.mlp = Mlp(config)", "self.mlp = Mixture(config)")
+    before = "def forward(self, x, position_ids):\n        x = x + self"
+    file.write_text(text.replace(before, before.replace("_ids", "_ids, before")))
+    made = run_apart(GENERATE, [folder])["odd_tables"]
+    assert made.get("error") is None
+    assert made["worst"] < 1e-5
+    assert made["recorded"] == []
+    assert "torch_moe(" in made["text"]
+    assert "nonzero" not in made["text"]
