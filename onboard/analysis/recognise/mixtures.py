@@ -127,8 +127,10 @@ def _fit(
             continue
         k = choices(variables, roles.x, roles.indices)
         function = function_of(module, region, variables, result)
-        made = _made(module, function, variables, roles, (len(experts), k))
-        for form in forms if made is not None else ():
+        several = max(len(experts), int(variables[roles.indices].max()) + 1)
+        made = _made(module, function, variables, roles, (several, len(experts), k))
+        ways = _beyond(module, experts) if several > len(experts) else [{}]
+        for form in (form | way for form in forms for way in ways) if made is not None else ():
             found = _fitting(module, experts, form, roles, made or [], k)
             if found is not None:
                 scale, error = found
@@ -138,6 +140,15 @@ def _fit(
                 place = _place(region, result) | _of_roles(roles, variables)
                 return {**form, **place, "scale": scale}, said
     return None
+
+
+def _beyond(module: nn.Module, experts: Experts) -> list[dict[str, Any]]:
+    """Return what ids behind the last expert's may stand for: nothing, or experts that return their
+    input, which begin at an attribute that says how many others there are.
+    """
+    own = vars(module).items()
+    counts = [key for key, value in own if type(value) is int and value == len(experts)]
+    return [{}, *({"identities": key} for key in counts if len(counts) == 1)]
 
 
 def _fit_added(*given: Any) -> tuple[dict[str, Any], str] | None:
@@ -220,7 +231,8 @@ def _fitting(
     """
     try:
         expected = [
-            mixed(experts, form, given[roles.x], *rows_of(roles, given, k)) for given, _, _ in made
+            _with_identities(experts, form, given[roles.x], *rows_of(roles, given, k))
+            for given, _, _ in made
         ]
     except REFUSED:  # the sizes of another form, or experts that are called in another way
         return None
@@ -231,6 +243,21 @@ def _fitting(
     factor = 1.0 if scale is None else getattr(module, scale)
     error = worst([rmse_ratio(actual, factor * wanted) for actual, _, wanted in pairs])
     return (scale, error) if error < SAME_MIXTURE else None
+
+
+def _with_identities(
+    experts: Experts,
+    form: dict[str, Any],
+    x: torch.Tensor,
+    indices: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """Return what experts make of tokens [..., hidden], those of ids behind the last one's too."""
+    made = mixed(experts, form, x, indices, weights)
+    if "identities" not in form:
+        return made
+    kept = (weights * (indices >= len(experts))).sum(dim=-1)
+    return made + kept.reshape(*x.shape[:-1], 1) * x
 
 
 def _numbers(module: nn.Module) -> dict[str, float]:

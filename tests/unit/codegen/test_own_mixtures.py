@@ -255,7 +255,24 @@ NAMED_LATER = """
                 y[here] += expert(rows[here]) * shares[here, place, None]
         return y.view_as(x)
 """
+WITH_IDENTITIES = """
+        self.gate = nn.Linear(config.size, config.experts + 3)
+        self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = self.gate(rows).sigmoid().topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number in range(self.count + 3):
+            here, place = torch.where(chosen == number)
+            made = self.experts[number](rows[here]) if number < self.count else rows[here]
+            y.index_add_(0, here, made * shares[here, place, None])
+        return y.view_as(x)
+"""
+IDENTITIES_OF_ANY_CLASS = WITH_IDENTITIES.replace("Expert(config)", "Normed(config)")
 MANNERS = {
+    WITH_IDENTITIES: "(chosen >= self.count)",
+    IDENTITIES_OF_ANY_CLASS: "(chosen >= self.count)",
     NAMED: "[expert.net[0].weight for expert in self.experts.values()]",
     NAMED_LATER: "enumerate(self.experts.values())",
     IN_SEQUENCE: "[expert[2].weight for expert in self.experts]",
@@ -321,6 +338,8 @@ def _computed(
         (STACKED, ("start = end", "out.mul_(1.1); start = end")),
         (STACKED, ("        weights, chosen", "        out = rows\n        weights, chosen")),
         (OF_ALL, ("of_rows[flat, i]", "of_rows[flat, 0]")),
+        (WITH_IDENTITIES, ("else rows[here]", "else -rows[here]")),
+        (WITH_IDENTITIES, ("number < self.count else", "number < 5 else self.count *")),
         (GATHERED, ("y = (y * shares", "y = (y * self.outward.mean() * shares")),
         (UNWEIGHTED, ("outs[mask] +=", "outs[mask] =")),
         (SCALED, ("share * self.net(x)", "self.net(share * x)")),

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onboard.analysis.blocks.spec_mixtures import Handed, MixtureParameters
+from onboard.analysis.blocks.spec_mixtures import MixtureParameters
 from onboard.analysis.recognise.mixture_roles import ANY
 from onboard.analysis.recognise.stretches import statements_of
 from onboard.analysis.source import find_method
@@ -22,7 +22,13 @@ from onboard.codegen.translate.language.trees.syntax import (
     op,
     same_code,
 )
-from onboard.codegen.translate.language.values import Code, Items, Value
+from onboard.codegen.translate.language.values import Code
+from onboard.codegen.translate.mechanisms.parts.handed_routing import (
+    handed_on,
+    hands,
+    same_place,
+    take,
+)
 from onboard.render import render
 
 KIND = "experts"
@@ -181,13 +187,13 @@ class Mixtures(Mechanism):
     def instead(self, statements: Sequence[ast.stmt], frame: Frame) -> Sequence[ast.stmt] | None:
         """One op in their place; tensors where a function makes of them what it hands to a mixture."""
         for each in frame.translator.findings.mixtures.values():
-            if statements and each.handed is not None and _hands(each.handed, statements[0], frame):
-                return [_handed_on(each.handed, statements[-1])]
+            if statements and each.handed is not None and hands(each.handed, statements[0], frame):
+                return [handed_on(each.handed, statements[-1])]
         found = frame.cls and frame.translator.findings.mixtures.get(frame.cls.cls.__name__)
         if not found or not statements or not _begins(found, statements[0], frame):
             return None
         if found.handed is not None:
-            _take(found.handed, frame)
+            take(found.handed, frame)
         if found.layout == ANY:
             return [
                 *_in_its_place(found, statements[found.count - 1], frame),
@@ -204,45 +210,6 @@ class Mixtures(Mechanism):
         return [*(ast.copy_location(item, last) for item in end), *statements[found.count :]]
 
 
-def _hands(handed: Handed, statement: ast.stmt, frame: Frame) -> bool:
-    """Whether a statement is the first of those that make what a function hands to a mixture."""
-    if frame.source.path.name != handed.file:
-        return False
-    methods = (node for each in frame.source.classes.values() for node in each.body)
-    nodes = (
-        node
-        for node in (*frame.source.functions.values(), *methods)
-        if isinstance(node, ast.FunctionDef) and node.name == handed.function
-    )
-    return any(
-        node.lineno == handed.line and _same_place(node.body[handed.begin], statement)
-        for node in nodes
-    )
-
-
-def _handed_on(handed: Handed, last: ast.stmt) -> ast.stmt:
-    """Return the end of a function that hands on the tensors of which it makes something else."""
-    assert isinstance(last, ast.Return)
-    value: ast.expr = ast.Tuple([name(each) for each in handed.tensors], ast.Load())
-    if handed.place >= 0:
-        assert isinstance(last.value, ast.Tuple)
-        parts = [*last.value.elts]
-        parts[handed.place] = value
-        value = ast.Tuple(parts, ast.Load())
-    end = ast.copy_location(ast.Return(value), last)
-    end.col_offset = -1  # it is not replaced again
-    return end
-
-
-def _take(handed: Handed, frame: Frame) -> None:
-    """Name the tensors that a mixture is handed."""
-    value = frame.settle(frame.evaluate(name(handed.variable)))
-    for place, each in enumerate(handed.tensors):
-        item: Value = Code(ast.Subscript(value.code(), ast.Constant(place), ast.Load()))
-        item = value.items[place] if isinstance(value, Items) else item
-        frame.bind(handed.name_of(each), item)
-
-
 def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> list[ast.stmt]:
     """Return the statements that stand in place of a mixture's, of which `last` is the last one: they
     are translated as if the model's code had them.
@@ -256,6 +223,9 @@ def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> lis
         x=found.x,
         **{each: frame.fresh(each) for each in ("number", "expert", "share")},
     )
+    if found.identities is not None:
+        kept = f"({_times_weights(found)}({_rows_of(found.indices, found)} >= self.{found.identities}))"
+        text += f"{found.result} = {found.result} + {kept}.sum(dim=-1, keepdim=True) * {found.x}\n"
     if isinstance(last, ast.Return):
         text += f"return {found.result}\n"
     body = ast.parse(text).body
@@ -292,12 +262,7 @@ def _begins(found: MixtureParameters, statement: ast.stmt, frame: Frame) -> bool
     every = list(statements_of(method[1].body))
     if found.begin >= len(every):
         raise Untranslatable(f"the statement {found.begin} of {found.method}, which has fewer")
-    return _same_place(every[found.begin], statement)
-
-
-def _same_place(one: ast.stmt, other: ast.stmt) -> bool:
-    places = [(getattr(x, "lineno", 0), getattr(x, "col_offset", 0)) for x in (one, other)]
-    return places[0] == places[1]
+    return same_place(every[found.begin], statement)
 
 
 def _choose(found: MixtureParameters, router: str, frame: Frame) -> None:
@@ -350,7 +315,13 @@ def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
         ast.Constant(found.up is not None or found.fused is not None),
         ast.Constant(found.activation),
     ]
-    mixed = call(op("torch_moe"), x, chosen, weights, *lists, *settings, *biases)
+    mixed: ast.expr = call(op("torch_moe"), x, chosen, weights, *lists, *settings, *biases)
+    if found.identities is not None:
+        count = frame.code(attribute(name("self"), found.identities))
+        of_them = ast.BinOp(weights, ast.Mult(), ast.Compare(chosen, [ast.GtE()], [count]))
+        kept = call(attribute(of_them, "sum"), dim=ast.Constant(-1), keepdim=ast.Constant(True))
+        same = call(attribute(ast.BinOp(kept, ast.Mult(), x), "to"), attribute(x, "dtype"))
+        mixed = ast.BinOp(mixed, ast.Add(), same)
     return call(attribute(mixed, "view_as"), whole) if found.router is not None else mixed
 
 
