@@ -188,7 +188,7 @@ def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
             continue
         node = (
             module_source(owner.__module__).classes.get(owner.__qualname__)
-            if owner is not object
+            if owner.__module__ != "builtins"
             else None
         )
         methods = [

@@ -60,12 +60,13 @@ class RepositoryCode(Record):
 
 
 def unrun_in(mixture: Mixture) -> list[str]:
-    """Return the modules, relative to a mixture, that nothing calls: its experts, and what its
-    router lies in.
+    """Return the modules, relative to a mixture, that nothing calls, its experts and what its router
+    lies in, or that give it the choices as they are.
     """
     parameters = mixture.parameters
     owner = (parameters.router or "").rpartition(".")[0]
-    return [path for path in (parameters.experts, owner) if path]
+    handing = parameters.handed.through if parameters.handed is not None else []
+    return [path for path in (parameters.experts, owner, *handing) if path]
 
 
 def in_any_layer(path: str) -> str:
@@ -138,7 +139,7 @@ class ModelSpec(Record):
 
     def runs_together(self, path: str) -> bool:
         """Whether a module is one of a mixture's experts, which run in one op of that block, or
-        what its router lies in.
+        what its router lies in, or what gives it the choices.
         """
         mixtures = [block for block in self.blocks if isinstance(block, Mixture)]
         parts = [in_any_layer(f"{m.path}.{part}.") for m in mixtures for part in unrun_in(m)]

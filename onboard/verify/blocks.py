@@ -332,16 +332,17 @@ def _paths_of(model: nn.Module, names: set[str]) -> list[str]:
 
 
 def _of_all_tokens(model: nn.Module, spec: ModelSpec) -> list[str]:
-    """Return the paths of experts that compute all tokens, not those that come to them: what they are
-    shows in what their mixture gives.
+    """Return the paths of experts that compute all tokens, not those that come to them, and of what
+    gives a mixture the choices as they are: what they are shows in what their mixture gives.
     """
-    found = [
-        (path, block.parameters.experts)
-        for block in spec.blocks
-        if isinstance(block, Mixture) and block.parameters.layout == ANY
-        for path in _paths_of(model, {block.class_name})
-    ]
-    return [f"{path}.{experts}" for path, experts in found]
+    out = []
+    for block in (block for block in spec.blocks if isinstance(block, Mixture)):
+        found = block.parameters
+        parts = [found.experts] if found.layout == ANY else []
+        parts += found.handed.through if found.handed is not None else []
+        paths = _paths_of(model, {block.class_name})
+        out += [f"{path}.{part}" for path in paths for part in parts]
+    return out
 
 
 def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockProof]) -> Any:

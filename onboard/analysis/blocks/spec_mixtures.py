@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from onboard.analysis.blocks.spec_records import AnyBlock, Parameters
-from onboard.untrusted.identifiers import AttributePath, Identifier, ModulePath
+from onboard.untrusted.identifiers import AttributePath, FileName, Identifier, ModulePath
 
 
 class ExpertsParameters(Parameters):
@@ -49,6 +49,27 @@ class Experts(AnyBlock):
     parameters: ExpertsParameters
 
 
+class Handed(Parameters):
+    """A variable of the statements that another function makes of `tensors` and returns: the
+    end of that function, from its statement `begin` on.
+    """
+
+    variable: Identifier
+    file: FileName
+    function: Identifier
+    line: int
+    begin: int
+    place: int
+    """Of the variable in the tuple that the function returns; -1: it is what the function returns."""
+    tensors: list[Identifier]
+    through: list[ModulePath]
+    """Parts of the mixture whose forwards return it: these give the tensors instead."""
+
+    def name_of(self, variable: str) -> str:
+        """Return what a variable of the function is called among the mixture's."""
+        return f"{self.variable}_{variable}"
+
+
 class MixtureParameters(Parameters):
     """The list of experts and the linear layers of each; the statements that are the mixture, by
     the method, the first one's number and how many; their variables.
@@ -57,8 +78,10 @@ class MixtureParameters(Parameters):
     dimension.
     """
 
-    experts: Identifier | None
+    experts: AttributePath | None
     """The list, or the module with the weights of all; None: the mixture has these itself."""
+    named: bool = False
+    """The experts are modules of a dict, in this order, not of a list."""
     gate: ModulePath | None
     """None of the three: experts of any class."""
     down: ModulePath | None
@@ -87,7 +110,11 @@ class MixtureParameters(Parameters):
     """Weights of the choices, or of all experts, from which the choices pick; or all are 1."""
     base: Identifier | None = None
     """What the experts' outputs are added to, the result itself perhaps; None: to nothing."""
+    identities: Identifier | None = None
+    """The attribute that says how many experts there are, where ids from there on return their input;
+    None: such ids stand for nothing."""
     in_rows: bool
+    handed: Handed | None = None
     router: AttributePath | None = None
     """The linear layer whose softmax chooses, where the statements choose the experts, too."""
     chosen: int = 0

@@ -13,9 +13,8 @@ layer, and the largest of it.
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from itertools import permutations, product
+from itertools import product
 from typing import Any
 
 import torch
@@ -29,35 +28,27 @@ from onboard.analysis.recognise.mixture_roles import (
     random_values,
     roles_of,
     rows_of,
-    summed,
     tokens,
-)
-from onboard.analysis.recognise.numbered_experts import (
-    Numbered,
-    handed_weights,
-    numbered_experts,
-    own_stacks,
-    weights_of,
 )
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
+from onboard.analysis.recognise.routing.experts_found import Experts, candidates, mixed
+from onboard.analysis.recognise.routing.handed_choices import Makers, joined
 from onboard.analysis.recognise.stretches import (
     Region,
     function_of,
     locals_of,
+    nodes_of,
     read_first,
+    regions_around,
     regions_of,
     result_of,
     sorts_around,
 )
-from onboard.ops.linear.activation import ACTIVATIONS
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME_MIXTURE
 
 KIND = "mixture"
-Experts = nn.ModuleList | Numbered
-_OF_ANY_CLASS = {"layout": ANY, "activation": None, "gate": None, "down": None, "up": None}
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _OTHER = 1.37
 """By what a number of a module is multiplied to see what it does."""
 
@@ -71,7 +62,7 @@ def probe_mixture(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | N
         calls: what it was called with.
     """
     fits = _fits(module, calls)
-    first = next(fits, None)
+    first = next(fits, None) or next(_handed_fits(module, calls), None)
     if first is None:
         return None
     region, found = first
@@ -86,10 +77,11 @@ def _fits(
 ) -> Iterator[tuple[Region, tuple[dict[str, Any], str]]]:
     """Yield the regions that are a mixture, with its parameters and how well it fits."""
     seen: dict[tuple[str, int], dict[str, Any]] | None = None
-    for names, experts, forms in _candidates(module) if calls else ():
+    for names, experts, forms in candidates(module, calls[0]) if calls else ():
         seen = locals_of(module, calls[0]) if seen is None else seen
-        for fit in (_fit, _fit_with_router, _fit_added):
-            for region in regions_of(type(module), *names):
+        ways: Any = product((regions_of, regions_around), (_fit, _fit_with_router, _fit_added))
+        for regions, fit in ways:
+            for region in regions(type(module), *names):
                 variables = seen.get((region.method, region.statements[0].lineno))
                 found = (
                     None if variables is None else fit(module, experts, region, variables, forms)
@@ -98,116 +90,21 @@ def _fits(
                     yield region, found
 
 
-def _candidates(
-    module: nn.Module,
-) -> Iterator[tuple[Sequence[str], Experts, Sequence[dict[str, Any]]]]:
-    """Yield the attributes that experts lie in, the experts, and how they may be made."""
-    for name, child in module.named_children():
-        if (found := _experts(child)) is not None:
-            yield [name], found[0], [{"experts": name, **found[1]}]
-        for handed, forms in handed_weights(child):
-            yield [name], handed, [{"experts": name, **form} for form in forms]
-    for names, stacks, forms in own_stacks(module):
-        yield names, stacks, [{"experts": None, **form} for form in forms]
-
-
-def _experts(child: nn.Module) -> tuple[Experts, dict[str, Any]] | None:
-    """Return experts, and how they are made; None for a module of another kind."""
-    if not isinstance(child, nn.ModuleList):
-        return numbered_experts(child)
-    if len(child) < 2:
-        return None
-    return child, _form(child) or _OF_ANY_CLASS
-
-
-def _form(experts: nn.ModuleList) -> dict[str, Any] | None:
-    """Return the linear layers of experts that are made alike, by what they do, and their
-    activation.
-    """
-    if len({type(expert) for expert in experts}) != 1:
-        return None
-    linears = [path for path, child in experts[0].named_modules() if type(child) is nn.Linear]
-    if len(linears) not in (2, 3):
-        return None
-    for names in permutations(linears):
-        gate, down, *up = names
-        for fused, activation in product((None,) if up else (None, "gate", "up"), ACTIVATIONS):
-            form: dict[str, Any] = {"gate": gate, "down": down, "up": up[0] if up else None}
-            form |= {"activation": activation, "biased": _biased(experts[0], names)}
-            form |= {"fused": fused} if fused else {}
-            if form["biased"] is not None and _is_expert(experts, form):
-                return form
-    return None
-
-
-def _biased(expert: nn.Module, names: Sequence[str]) -> bool | None:
-    """Whether linear layers have biases; None where some have."""
-    biased = {expert.get_submodule(name).bias is not None for name in names}
-    return biased.pop() if len(biased) == 1 else None
-
-
-def _is_expert(experts: nn.ModuleList, form: dict[str, Any]) -> bool:
-    gate: Any = experts[0].get_submodule(form["gate"])
-    x = torch.randn(5, gate.in_features, generator=torch.Generator().manual_seed(17))
-    first = torch.zeros(5, 1, dtype=torch.int64)
-    try:
-        expected = experts[0](x, *_own_shares(experts[0], x))
-        actual = _mixed(experts, form, x, first, torch.ones(5, 1))
-    except REFUSED:
-        return False
-    same = isinstance(expected, torch.Tensor) and expected.shape == actual.shape
-    return same and rmse_ratio(actual, expected) < SAME_MIXTURE
-
-
-def _own_shares(expert: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """Return the weights, all one, that an expert is called with which scales what it gives itself;
-    whether it does, statements around it show.
-    """
-    taken = inspect.signature(expert.forward).parameters.values()
-    needed = [each for each in taken if each.default is each.empty and each.kind in _POSITIONAL]
-    return [torch.ones(len(x), 1)] if len(needed) == 2 else []
-
-
-def _mixed(
-    experts: Experts,
-    form: dict[str, Any],
-    x: torch.Tensor,
-    indices: torch.Tensor,
-    weights: torch.Tensor,
-) -> torch.Tensor:
-    """Return what `torch_moe` makes of these experts, or what a sum over all of them does."""
-    if form.get("layout") == ANY and isinstance(experts, nn.ModuleList):
-        return summed(experts, x, indices, weights)
-    if isinstance(experts, Numbered):
-        settings = (form["up"] is not None, form["activation"])
-        whole: torch.Tensor = torch.ops.onboard.torch_moe(
-            x, indices, weights, *weights_of(experts, form), *settings
-        )
-        return whole
-    lists, biases = _projections(experts, form)
-    rest = (form["up"] is not None or "fused" in form, form["activation"], *biases)
-    out: torch.Tensor = torch.ops.onboard.torch_moe(x, indices, weights, *lists, *rest)
-    return out
-
-
-def _projections(
-    experts: nn.ModuleList, form: dict[str, Any]
-) -> tuple[list[list[Any]], list[list[Any] | None]]:
-    """Return the matrices of gate, down and up projections, and their biases, None where there are
-    none.
-    """
-    names = [form[role] for role in ("gate", "down", "up")]
-    layers: list[list[Any]] = [
-        [each.get_submodule(name) for each in experts] if name else [] for name in names
-    ]
-    lists = [[layer.weight for layer in each] for each in layers]
-    biases = [[layer.bias for layer in each] if form["biased"] else [] for each in layers]
-    if "fused" in form:  # gate and up are one layer
-        first = 0 if form["fused"] == "gate" else 1
-        for each in (lists, biases):
-            halves = [whole.chunk(2) for whole in each[0]]
-            each[0], each[2] = ([half[place] for half in halves] for place in (first, 1 - first))
-    return lists, [each or None for each in biases]
+def _handed_fits(
+    module: nn.Module, calls: Sequence[ModuleCall]
+) -> Iterator[tuple[Region, tuple[dict[str, Any], str]]]:
+    """Yield such regions of which another function makes a variable that is no tensor of numbers."""
+    seen: dict[tuple[str, int], dict[str, Any]] | None = None
+    for names, experts, forms in candidates(module, calls[0]) if calls else ():
+        seen = locals_of(module, calls[0]) if seen is None else seen
+        makers = Makers(module, calls[0])
+        for region in regions_of(type(module), *names):
+            variables = seen.get((region.method, region.statements[0].lineno), {})
+            for fit, whole in product((_fit, _fit_added), joined(makers, region, variables)):
+                found = fit(module, experts, whole.region, whole.variables, forms)
+                if found is not None:
+                    place = {"count": len(region.statements), "handed": whole.handed}
+                    yield region, ({**found[0], **place}, found[1])
 
 
 def _fit(
@@ -230,8 +127,10 @@ def _fit(
             continue
         k = choices(variables, roles.x, roles.indices)
         function = function_of(module, region, variables, result)
-        made = _made(module, function, variables, roles, (len(experts), k))
-        for form in forms if made is not None else ():
+        several = max(len(experts), int(variables[roles.indices].max()) + 1)
+        made = _made(module, function, variables, roles, (several, len(experts), k))
+        ways = _beyond(module, experts) if several > len(experts) else [{}]
+        for form in (form | way for form in forms for way in ways) if made is not None else ():
             found = _fitting(module, experts, form, roles, made or [], k)
             if found is not None:
                 scale, error = found
@@ -241,6 +140,15 @@ def _fit(
                 place = _place(region, result) | _of_roles(roles, variables)
                 return {**form, **place, "scale": scale}, said
     return None
+
+
+def _beyond(module: nn.Module, experts: Experts) -> list[dict[str, Any]]:
+    """Return what ids behind the last expert's may stand for: nothing, or experts that return their
+    input, which begin at an attribute that says how many others there are.
+    """
+    own = vars(module).items()
+    counts = [key for key, value in own if type(value) is int and value == len(experts)]
+    return [{}, *({"identities": key} for key in counts if len(counts) == 1)]
 
 
 def _fit_added(*given: Any) -> tuple[dict[str, Any], str] | None:
@@ -253,8 +161,7 @@ def _reads_alone(module: nn.Module, region: Region, form: dict[str, Any]) -> boo
     others = own - {form[role] for role in ("gate", "down", "up")}
     return form["experts"] is not None or not any(
         isinstance(node, ast.Attribute) and node.attr in others
-        for statement in region.statements
-        for node in ast.walk(statement)
+        for node in nodes_of(type(module), region)
     )
 
 
@@ -324,7 +231,8 @@ def _fitting(
     """
     try:
         expected = [
-            _mixed(experts, form, given[roles.x], *rows_of(roles, given, k)) for given, _, _ in made
+            _with_identities(experts, form, given[roles.x], *rows_of(roles, given, k))
+            for given, _, _ in made
         ]
     except REFUSED:  # the sizes of another form, or experts that are called in another way
         return None
@@ -335,6 +243,21 @@ def _fitting(
     factor = 1.0 if scale is None else getattr(module, scale)
     error = worst([rmse_ratio(actual, factor * wanted) for actual, _, wanted in pairs])
     return (scale, error) if error < SAME_MIXTURE else None
+
+
+def _with_identities(
+    experts: Experts,
+    form: dict[str, Any],
+    x: torch.Tensor,
+    indices: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """Return what experts make of tokens [..., hidden], those of ids behind the last one's too."""
+    made = mixed(experts, form, x, indices, weights)
+    if "identities" not in form:
+        return made
+    kept = (weights * (indices >= len(experts))).sum(dim=-1)
+    return made + kept.reshape(*x.shape[:-1], 1) * x
 
 
 def _numbers(module: nn.Module) -> dict[str, float]:
@@ -390,10 +313,10 @@ def _fit_with_router(
     pairs = list(zip(given, made, strict=True))
     if any(not isinstance(y, torch.Tensor) or y.shape != x.shape for x, y in pairs):
         return None
-    for router, k, renormalised in _routers(module, experts):
+    for router, k, renormalised in _routers(module, experts, given[0].shape[-1]):
         expected = [_routed(module, experts, form, router, k, renormalised, x) for x in given]
         error = worst([rmse_ratio(y, e) for y, e in zip(made, expected, strict=True)])
-        if error < SAME_MIXTURE:
+        if error < SAME_MIXTURE and _chooses(module.get_submodule(router), k, given[0]):
             roles = {"x": names[0], "indices": "selected_experts", "weights": "routing_weights"}
             choice = {"router": router, "chosen": k, "renormalised": renormalised, "in_rows": True}
             parameters = {**form, **_place(region, result)}
@@ -411,16 +334,26 @@ def _texts(x: torch.Tensor) -> list[torch.Tensor]:
     return [several, several.flatten(0, -2)[:1].expand(tokens(x), -1).reshape(x.shape)]
 
 
-def _routers(module: nn.Module, experts: Experts) -> Iterator[tuple[str, int, bool]]:
-    """Yield the linear layers that give a number an expert, how many experts they may choose, and
-    whether their weights add up to one.
+def _routers(module: nn.Module, experts: Experts, size: int) -> Iterator[tuple[str, int, bool]]:
+    """Yield the linear layers of `size` inputs that give a number an expert, how many experts they
+    may choose, and whether their weights add up to one.
     """
     inside = {id(each) for each in experts.modules()}
     choices = [*product(range(1, len(experts) + 1), (False, True))]
     for path, layer in module.named_modules():
-        fits = isinstance(layer, nn.Linear) and layer.out_features == len(experts)
-        if fits and id(layer) not in inside:
+        sizes = (layer.in_features, layer.out_features) if isinstance(layer, nn.Linear) else ()
+        if sizes == (size, len(experts)) and id(layer) not in inside:
             yield from ((path, k, whole) for k, whole in choices)
+
+
+def _chooses(router: nn.Module, k: int, x: torch.Tensor) -> bool:
+    """Whether the `k` largest of what a router gives are not the same for all tokens: what goes to one
+    expert whatever it is would fit, too.
+    """
+    with torch.no_grad():
+        made: torch.Tensor = router(x)
+    chosen = made.topk(k, dim=-1).indices.flatten().tolist()
+    return k == made.shape[-1] or len(set(chosen)) > k
 
 
 def _routed(
@@ -437,4 +370,4 @@ def _routed(
     with torch.no_grad():
         weights, indices = module.get_submodule(router)(rows).softmax(dim=-1).topk(k, dim=-1)
     weights = weights / weights.sum(dim=-1, keepdim=True) if renormalised else weights
-    return _mixed(experts, form, rows, indices, weights).reshape(x.shape)
+    return mixed(experts, form, rows, indices, weights).reshape(x.shape)

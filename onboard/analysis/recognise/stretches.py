@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -20,6 +20,18 @@ from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.source import find_method
 
 _RESULT = "result"
+_OF_FORM = ("dtype", "device", "shape", "size", "numel", "new_zeros", "new_full")
+"""Attributes and methods of a tensor that do not ask for its numbers."""
+_ALIKE = (
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "view_as",
+    "reshape_as",
+    "expand_as",
+)
+"""Functions and methods that ask for the form of a tensor that they are given."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,35 @@ def regions_of(cls: type, *attrs: str) -> Iterator[Region]:
                         yield Region(name, every.index(block[begin]), part, behind)
 
 
+def regions_around(cls: type, *attrs: str) -> Iterator[Region]:
+    """Yield such statements of methods that call others of the class which mention the attributes."""
+    methods = _methods(cls)
+    inside: set[str] = set()
+    while more := {x for x in methods if _mentions(methods[x], {*attrs, *inside})} - inside:
+        inside |= more
+    callers = {name for name in inside if _mentions(methods[name], inside)}
+    for region in regions_of(cls, *attrs, *inside) if callers else ():
+        if region.method in callers:
+            yield region
+
+
+def nodes_of(cls: type, region: Region) -> Iterator[ast.AST]:
+    """Yield what a region is made of, and the methods of the class that it calls."""
+    methods = _methods(cls)
+    trees: list[ast.AST] = [*region.statements]
+    for tree in trees:
+        yield from ast.walk(tree)
+        called = (node for node in methods.values() if node not in trees)
+        trees += [node for node in called if _mentions(tree, {node.name})]
+
+
+def _methods(cls: type) -> dict[str, ast.FunctionDef]:
+    """Return the methods of a class but its constructor, and but those of all modules."""
+    named = (name for name, _ in inspect.getmembers(cls, inspect.isfunction))
+    found = {name: find_method(cls, name) for name in named if name != "__init__"}
+    return {key: x[1] for key, x in found.items() if x is not None and x[0] is not nn.Module}
+
+
 def _starts(block: Sequence[ast.stmt]) -> list[int]:
     """Return where a body begins, and goes on behind a branch that returns; later ones first."""
     behind = [
@@ -80,7 +121,7 @@ def _starts(block: Sequence[ast.stmt]) -> list[int]:
     return [*reversed(behind), 0]
 
 
-def _mentions(tree: ast.AST, attrs: Sequence[str]) -> bool:
+def _mentions(tree: ast.AST, attrs: Collection[str]) -> bool:
     return any(
         isinstance(node, ast.Attribute)
         and node.attr in attrs
@@ -130,8 +171,8 @@ def locals_of(module: nn.Module, call: ModuleCall) -> dict[tuple[str, int], dict
 
 
 def read_first(statements: Sequence[ast.stmt]) -> list[str]:
-    """Return the variables that statements read before they assign them, and not just the dtype or
-    the device of.
+    """Return the variables that statements read before they assign them, and not just the dtype, the
+    device or the shape of.
     """
     read: dict[str, None] = {}
     made: set[str] = set()
@@ -141,11 +182,7 @@ def read_first(statements: Sequence[ast.stmt]) -> list[str]:
             node.id for item in targets for node in ast.walk(item) if isinstance(node, ast.Name)
         }
         plain = {name for name in whole if not _loads(name, statement)}
-        asked = {
-            id(node.value)
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Attribute) and node.attr in ("dtype", "device")
-        }
+        asked = {id(node) for each in ast.walk(statement) for node in _asked(each)}
         for node in ast.walk(statement):
             if (
                 isinstance(node, ast.Name)
@@ -155,6 +192,16 @@ def read_first(statements: Sequence[ast.stmt]) -> list[str]:
                 read[node.id] = None
         made |= whole
     return list(read)
+
+
+def _asked(node: ast.AST) -> list[ast.expr]:
+    """Return what a node asks for dtype, device or shape, and nothing else."""
+    match node:
+        case ast.Attribute(value=value, attr=attr) if attr in _OF_FORM:
+            return [value]
+        case ast.Call(func=ast.Attribute(attr=attr), args=[first, *_]) if attr in _ALIKE:
+            return [first]
+    return []
 
 
 def _loads(name: str, statement: ast.stmt) -> bool:

@@ -27,6 +27,7 @@ from onboard.testing import (
     generated_causal_lm,
     hf_causal_lm,
 )
+from tests.unit.codegen.test_own_code import _made, _written
 
 Translate = Callable[..., tuple[ClassState, str, str]]
 MODELS = Path(__file__).resolve().parents[3] / "models"
@@ -71,6 +72,38 @@ class Toy(nn.Module):
         return x + self.table
 """
     assert translate(text)[2] == "return x + self.table.to(dtype=x.dtype)"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_a_layer_that_a_forward_moves_to_float32_has_its_weights_cast(
+    bias: bool, translate: Translate
+) -> None:
+    text = f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.deep:
+            self.gate = nn.Sequential(nn.Linear(4, 4).float(), nn.Linear(4, 3).float()).float()
+        else:
+            self.gate = nn.Linear(4, 3, bias={bias}).float()
+
+    def forward(self, x):
+        if isinstance(self.gate, nn.Linear):
+            if self.gate.weight.dtype != torch.float32:
+                self.gate = self.gate.float()
+                setattr(self.gate.weight, "router", True)
+        else:
+            self.gate = self.gate.float()
+        return self.gate(x.float()).to(x.dtype)
+"""
+    state, _, forward = translate(text, {"deep": False}, specialised=True)
+    assert forward.count(".float()") == 2 + bias
+    ours, theirs = (_made(each, {"deep": False}).bfloat16() for each in (_written(state), text))
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 4).bfloat16()
+    assert torch.equal(ours(x), theirs(x))
+    assert ours.gate.weight.dtype == torch.bfloat16
 
 
 def cleaned(text: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from onboard.analysis.blocks.spec_mixtures import MixtureParameters
 from onboard.analysis.recognise.mixtures import probe_mixture
 from onboard.analysis.recognise.recorder import ModuleCall
-from tests.unit.codegen.test_own_code import _made, _written
+from tests.unit.codegen.test_own_code import _function, _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
 
@@ -228,7 +228,53 @@ SCALED = """
             y.index_add_(0, here, self.experts[number](rows[here], shares[here, place, None]))
         return y.view_as(x)
 """
+NAMED = """
+        self.experts = nn.ModuleDict({f"expert_{i}": Expert(config) for i in range(config.experts)})
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = F.softmax(self.gate(rows), dim=-1).topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number in range(self.count):
+            here, place = torch.where(chosen == number)
+            y.index_add_(0, here, self.experts[f"expert_{number}"](rows[here]) * shares[here, place, None])
+        return y.view_as(x)
+"""
+NAMED_LATER = """
+        self.experts = nn.ModuleDict()
+        for i in range(config.experts):
+            self.experts[f"expert_{i}"] = Normed(config)
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = F.softmax(self.gate(rows), dim=-1).topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts.values()):
+            here, place = torch.where(chosen == number)
+            if len(here):
+                y[here] += expert(rows[here]) * shares[here, place, None]
+        return y.view_as(x)
+"""
+WITH_IDENTITIES = """
+        self.gate = nn.Linear(config.size, config.experts + 3)
+        self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = self.gate(rows).sigmoid().topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number in range(self.count + 3):
+            here, place = torch.where(chosen == number)
+            made = self.experts[number](rows[here]) if number < self.count else rows[here]
+            y.index_add_(0, here, made * shares[here, place, None])
+        return y.view_as(x)
+"""
+IDENTITIES_OF_ANY_CLASS = WITH_IDENTITIES.replace("Expert(config)", "Normed(config)")
 MANNERS = {
+    WITH_IDENTITIES: "(chosen >= self.count)",
+    IDENTITIES_OF_ANY_CLASS: "(chosen >= self.count)",
+    NAMED: "[expert.net[0].weight for expert in self.experts.values()]",
+    NAMED_LATER: "enumerate(self.experts.values())",
     IN_SEQUENCE: "[expert[2].weight for expert in self.experts]",
     OF_ALL: "[expert.net[0].bias for expert in self.experts]",
     STACKED: "out = out + torch.ops.onboard.torch_moe(",
@@ -276,7 +322,8 @@ def _computed(
     state, _, forward = translate(text, sizes, specialised=True, mixtures=mixtures)
     parts = [each for cls, each in state.translator.states.items() if cls.__name__ != "Toy"]
     head = "import torch.nn.functional as F\nimport onboard.ops"
-    ours = _made("\n\n\n".join([head, *map(_written, parts), _written(state)]), sizes)
+    functions = [_function(key, each) for key, each in state.translator.functions.items()]
+    ours = _made("\n\n\n".join([head, *functions, *map(_written, parts), _written(state)]), sizes)
     theirs = _made(text, sizes).eval()
     ours.load_state_dict(theirs.state_dict())
     with torch.no_grad():
@@ -291,6 +338,8 @@ def _computed(
         (STACKED, ("start = end", "out.mul_(1.1); start = end")),
         (STACKED, ("        weights, chosen", "        out = rows\n        weights, chosen")),
         (OF_ALL, ("of_rows[flat, i]", "of_rows[flat, 0]")),
+        (WITH_IDENTITIES, ("else rows[here]", "else -rows[here]")),
+        (WITH_IDENTITIES, ("number < self.count else", "number < 5 else self.count *")),
         (GATHERED, ("y = (y * shares", "y = (y * self.outward.mean() * shares")),
         (UNWEIGHTED, ("outs[mask] +=", "outs[mask] =")),
         (SCALED, ("share * self.net(x)", "self.net(share * x)")),
@@ -306,3 +355,17 @@ def test_what_makes_something_else_of_them_does_not(
     x = torch.randn(2, 9, 8)
     sizes = {"size": 8, "inner": 12, "experts": 5}
     assert _found(text.replace(*change), sizes, translate, x) is None
+
+
+def test_one_expert_of_all_tokens_is_no_choice_of_a_router(translate: Translate) -> None:
+    text = """
+        self.gate = nn.Linear(config.size, config.experts)
+        nn.init.zeros_(self.gate.weight)
+        self.gate.bias.data[0] = 1.0
+        self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
+
+    def forward(self, x):
+        return self.experts[0](x)
+"""
+    sizes = {"size": 8, "inner": 12, "experts": 5}
+    assert _found(HEAD + text, sizes, translate, torch.randn(2, 9, 8)) is None

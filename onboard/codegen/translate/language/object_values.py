@@ -317,6 +317,13 @@ class ModuleList(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class NamedModules(Code):
+    """`{key: module for ...}` in a constructor, of modules that are made in these ways."""
+
+    made: tuple[Made, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class ModuleTable(Value):
     """An nn.ModuleDict whose keys are known, with the modules and lists of modules in it."""
 

@@ -23,6 +23,12 @@ from onboard.codegen.translate.language.trees.syntax import (
     same_code,
 )
 from onboard.codegen.translate.language.values import Code
+from onboard.codegen.translate.mechanisms.parts.handed_routing import (
+    handed_on,
+    hands,
+    same_place,
+    take,
+)
 from onboard.render import render
 
 KIND = "experts"
@@ -179,10 +185,15 @@ class Mixtures(Mechanism):
     """Statements that send tokens to experts, which are modules of a list."""
 
     def instead(self, statements: Sequence[ast.stmt], frame: Frame) -> Sequence[ast.stmt] | None:
-        """One op in their place."""
+        """One op in their place; tensors where a function makes of them what it hands to a mixture."""
+        for each in frame.translator.findings.mixtures.values():
+            if statements and each.handed is not None and hands(each.handed, statements[0], frame):
+                return [handed_on(each.handed, statements[-1])]
         found = frame.cls and frame.translator.findings.mixtures.get(frame.cls.cls.__name__)
         if not found or not statements or not _begins(found, statements[0], frame):
             return None
+        if found.handed is not None:
+            take(found.handed, frame)
         if found.layout == ANY:
             return [
                 *_in_its_place(found, statements[found.count - 1], frame),
@@ -206,12 +217,15 @@ def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> lis
     text = _SUM.format(
         result=found.result,
         base=found.base or f"{found.x}.new_zeros(())",
-        experts=found.experts,
+        experts=f"{found.experts}.values()" if found.named else found.experts,
         weights=_times_weights(found),
         indices=_rows_of(found.indices, found),
         x=found.x,
         **{each: frame.fresh(each) for each in ("number", "expert", "share")},
     )
+    if found.identities is not None:
+        kept = f"({_times_weights(found)}({_rows_of(found.indices, found)} >= self.{found.identities}))"
+        text += f"{found.result} = {found.result} + {kept}.sum(dim=-1, keepdim=True) * {found.x}\n"
     if isinstance(last, ast.Return):
         text += f"return {found.result}\n"
     body = ast.parse(text).body
@@ -248,11 +262,7 @@ def _begins(found: MixtureParameters, statement: ast.stmt, frame: Frame) -> bool
     every = list(statements_of(method[1].body))
     if found.begin >= len(every):
         raise Untranslatable(f"the statement {found.begin} of {found.method}, which has fewer")
-    first = every[found.begin]
-    return (first.lineno, first.col_offset) == (
-        getattr(statement, "lineno", 0),
-        getattr(statement, "col_offset", 0),
-    )
+    return same_place(every[found.begin], statement)
 
 
 def _choose(found: MixtureParameters, router: str, frame: Frame) -> None:
@@ -305,7 +315,13 @@ def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
         ast.Constant(found.up is not None or found.fused is not None),
         ast.Constant(found.activation),
     ]
-    mixed = call(op("torch_moe"), x, chosen, weights, *lists, *settings, *biases)
+    mixed: ast.expr = call(op("torch_moe"), x, chosen, weights, *lists, *settings, *biases)
+    if found.identities is not None:
+        count = frame.code(attribute(name("self"), found.identities))
+        of_them = ast.BinOp(weights, ast.Mult(), ast.Compare(chosen, [ast.GtE()], [count]))
+        kept = call(attribute(of_them, "sum"), dim=ast.Constant(-1), keepdim=ast.Constant(True))
+        same = call(attribute(ast.BinOp(kept, ast.Mult(), x), "to"), attribute(x, "dtype"))
+        mixed = ast.BinOp(mixed, ast.Add(), same)
     return call(attribute(mixed, "view_as"), whole) if found.router is not None else mixed
 
 
@@ -331,7 +347,8 @@ def _matrices(found: MixtureParameters, frame: Frame) -> tuple[list[ast.expr], l
     layers = [found.gate, found.down, found.up]
     if found.experts is None:
         return [_of_one_module(name("self"), found, role) for role in _ROLES], []
-    experts = frame.evaluate(attribute(name("self"), found.experts))
+    path = attribute(name("self"), *found.experts.split("."))
+    experts = frame.evaluate(call(attribute(path, "values")) if found.named else path)
     if not isinstance(experts, ModuleList | Instance):
         raise Untranslatable(f"experts in self.{found.experts}, which is no list of modules")
     own = tuple(made for made in experts.made if frame.translator.translates(made.cls))

@@ -38,6 +38,7 @@ from onboard.codegen.translate.mechanisms.masks.one_token_paths import OneTokenP
 from onboard.codegen.translate.mechanisms.masks.padding import LayerMasks, Padding
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
+from onboard.codegen.translate.mechanisms.parts.cast_layers import CastLayers
 from onboard.codegen.translate.mechanisms.parts.idle_modules import IdleModules
 from onboard.codegen.translate.mechanisms.parts.own_entries_read import OwnEntriesRead
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
@@ -56,6 +57,7 @@ MECHANISMS = Mechanisms(
         # Masks of ones and vectors of ones are gone before anything else sees them.
         GpuNames(),
         IdleModules(),
+        CastLayers(),
         OwnEntriesRead(),
         Padding(),
         UniformBatches(),

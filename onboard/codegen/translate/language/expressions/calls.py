@@ -48,6 +48,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleList,
     ModuleRows,
     ModuleTable,
+    NamedModules,
     PlainObject,
     Repeated,
     Self,
@@ -325,7 +326,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return replace(args.positional[0], copy=plain_call(expr, args).expr)
     if obj is copy.deepcopy and isinstance(given := args.positional[0], Setting | Mapping):
         return config_values.own_copy(given, frame)
-    if obj is copy.deepcopy and (made := module_copy(args, frame)) is not None:
+    if obj is copy.deepcopy and (made := module_copy(expr, args, frame)) is not None:
         return made
     if obj in _AUTOCAST or obj in _OTHER_TRACERS:
         return Known(False)  # who runs generated code chooses its dtype, and export traces it
@@ -404,6 +405,8 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return ModuleList((), ast.Call(expr, [], []))
     if cls is nn.ModuleDict and (table := module_table(expr, args)) is not None:
         return table
+    if cls is nn.ModuleDict and isinstance(named := [*args.positional, None][0], NamedModules):
+        return ModuleList(named.made, plain_call(expr, args).expr)
     if is_own_list(cls, frame):
         listed = _module_list(attribute(name("nn"), "ModuleList"), items_in(cls, args, frame))
         return replace(listed, own=cls) if isinstance(listed, ModuleList) else listed

@@ -19,6 +19,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleList,
     ModuleRows,
     ModuleTable,
+    NamedModules,
     Repeated,
 )
 from onboard.codegen.translate.language.sequences import item_in, sequence_of, sequence_of_all
@@ -129,11 +130,11 @@ def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
     made = value.code()
     if isinstance(node.value, ast.List) and isinstance(made, ast.Tuple):
         made = ast.List(made.elts, ast.Load())  # which may grow
-    return Code(
-        ast.DictComp(key, made, [loop]),
-        _is_static(generator, env) and value.is_static,
-        form=form,
-    )
+    whole = ast.DictComp(key, made, [loop])
+    static = _is_static(generator, env) and value.is_static
+    if isinstance(value, Instance) and frame.kind == "init" and frame.translator.specialised:
+        return NamedModules(whole, static, made=value.made)
+    return Code(whole, static, form=form)
 
 
 def _only_loop(

@@ -117,16 +117,19 @@ def _grown(owner: ModuleTable, args: Args, frame: Frame) -> bool:
     return True
 
 
-def module_copy(args: Args, frame: Frame) -> Value | None:
+def module_copy(expr: ast.expr, args: Args, frame: Frame) -> Value | None:
     """Return `copy.deepcopy(module)` in a constructor: another module made in the same way, whose
-    weights are its own; None for anything else.
+    weights are its own, or a copy where that needs what is not at hand; None for anything else.
     """
     match args.positional:
         case [Instance(expr=ast.Call()) | ModuleList(expr=ast.Call() | ast.ListComp()) as made]:
             return made
-        case [Instance(made=(way,))] if frame.kind == "init" and frame.translator.translates(
-            way.cls
+        case [Instance(made=(way,)) as given] if (
+            frame.kind == "init" and frame.translator.translates(way.cls)
         ):
+            code = [node for value in way.arguments.values() for node in ast.walk(value.code())]
+            if {node.id for node in code if isinstance(node, ast.Name)} - frame.env.values.keys():
+                return replace(given, expr=plain_call(expr, args).expr)
             return frame.translator.construct(way.cls, Args([], dict(way.arguments), []))
     return None
 

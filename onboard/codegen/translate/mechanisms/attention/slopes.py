@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from onboard.analysis.recognise import REFUSED
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import WrittenOut, local_values
 from onboard.codegen.translate.language.frame import Frame, Mechanism
@@ -85,10 +86,10 @@ def gives_slopes(function: Any) -> type | None:
     """
     try:
         given = [function(heads) for heads in _HEADS]
-        if all(_close(each, _slopes(heads)) for each, heads in zip(given, _HEADS, strict=True)):
-            return torch.Tensor if isinstance(given[0], torch.Tensor) else list
-    except Exception:  # whatever a function of another kind raises says that it is of another kind
-        pass
+    except REFUSED:  # a function of another kind
+        return None
+    if all(_close(each, _slopes(heads)) for each, heads in zip(given, _HEADS, strict=True)):
+        return torch.Tensor if isinstance(given[0], torch.Tensor) else list
     return None
 
 
@@ -104,6 +105,8 @@ def _close(given: Any, slopes: list[float]) -> bool:
         given, within = given.tolist(), 1e-6
     if not isinstance(given, list | tuple) or len(given) != len(slopes):
         return False
-    return all(
-        math.isclose(one, other, rel_tol=within) for one, other in zip(given, slopes, strict=True)
+    alone = (isinstance(each, torch.Tensor) and each.numel() == 1 for each in given)
+    numbers = [x.item() if single else x for x, single in zip(given, alone, strict=True)]
+    return all(isinstance(each, float | int) for each in numbers) and all(
+        math.isclose(one, other, rel_tol=within) for one, other in zip(numbers, slopes, strict=True)
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 from torch import nn
 
-from onboard.analysis.source import class_node, find_method
+from onboard.analysis.source import ModuleSource, class_node, find_method
 from onboard.codegen.translate.language.expressions.decisions import statements_of
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import MAYBE, ROWS, SEVERAL_ROWS
@@ -168,15 +169,22 @@ def _is_setting(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     module = frame.evaluate(owner) if value.is_static else None
     if not isinstance(module, Instance) or any(_sets(cls, attr) for cls in module.classes):
         return False
-    functions = [
+    return attr in _attributes_read(frame.source)
+
+
+@cache
+def _attributes_read(source: ModuleSource) -> frozenset[str]:
+    """Return the attributes that functions of a file read but those that make weights."""
+    functions = (
         node
-        for node in ast.walk(frame.source.tree)
+        for node in ast.walk(source.tree)
         if isinstance(node, ast.FunctionDef) and node.name not in _OF_WEIGHTS
-    ]
-    return any(
-        isinstance(node, ast.Attribute) and node.attr == attr and isinstance(node.ctx, ast.Load)
+    )
+    return frozenset(
+        node.attr
         for function in functions
         for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     )
 
 

@@ -161,11 +161,12 @@ def is_replaced(attr: str, value: Value, frame: Frame) -> bool:
 
 def _classes_kept(cls: type, attr: str, frame: Frame) -> set[type]:
     """Return the classes of what the modules of a class have as an attribute, and of the items of
-    lists.
+    lists and dicts.
     """
     found = [getattr(module, attr, None) for module in frame.translator.modules_of(cls)]
     items = [[*each] for each in found if isinstance(each, nn.ModuleList | nn.Sequential)]
-    alone = [each for each in found if not isinstance(each, nn.ModuleList)]
+    items += [[*each.values()] for each in found if isinstance(each, nn.ModuleDict)]
+    alone = [each for each in found if not isinstance(each, nn.ModuleList | nn.ModuleDict)]
     return {plain_class(type(each)) for each in (*alone, *chain.from_iterable(items))}
 
 
