@@ -4,6 +4,7 @@ it is.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -130,6 +131,21 @@ def _result(x: Tensor) -> Tensor:
 )
 def test_a_write_that_shows_elsewhere_stays(function: Callable[[Tensor], Tensor]) -> None:
     gm = torch.export.export(_Module(function), (torch.randn(4, 6),)).graph_module
+    before = _writes(gm)
+    assert before
+    replace_in_place(gm)
+    assert _writes(gm) == before
+
+
+def test_one_of_several_results_that_is_taken_twice_is_seen() -> None:
+    gm = _traced(lambda x: x.topk(3, dim=-1).values.mul_(2) + 1)
+    taken = next(node for node in gm.graph.nodes if node.target is operator.getitem)
+    (written,) = (node for node in gm.graph.nodes if node.op == "call_function" and writes(node))
+    with gm.graph.inserting_after(taken):
+        again = gm.graph.call_function(operator.getitem, taken.args)
+    again.meta.update(taken.meta)
+    for user in list(written.users):
+        user.replace_input_with(written, again)
     before = _writes(gm)
     assert before
     replace_in_place(gm)
