@@ -322,6 +322,6 @@ def _load_yaml(text: str, source: str) -> dict[str, Any]:
     return document or {}
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)  # the configs of all entries: a model's is looked for in each of them
 def _parsed(text: str, source: str) -> Any:
     return load_yaml(text, source)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.drawing import draw_for, drawing_for, drawn_from, name_the_draw
+from tests.support.drawing import cover, draw_for, drawing_for, drawn_from, name_the_draw
 
 if TYPE_CHECKING:
     from tests.support.warm import Warm
@@ -61,9 +61,10 @@ def pytest_fixture_setup(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Draw models of each lot; the others' tests are left to runs of all that is marked
-    exhaustive.
+    """Draw models of each lot, and cases of what is marked `drawn`; the others' tests are left to
+    runs of all that is marked exhaustive.
     """
+    _draw_cases(items)
     lots = {item: found for item in items if (found := _lot(item)) is not None}
     drawn = {
         lot: drawn_from({model for each, model in lots.values() if each == lot}, DRAWN[lot])
@@ -72,6 +73,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, (lot, model) in lots.items():
         if model not in drawn[lot] or getattr(item, "originalname", "") in TESTED_ELSEWHERE:
             item.add_marker(pytest.mark.exhaustive)
+
+
+def _draw_cases(items: Sequence[pytest.Item]) -> None:
+    """Leave cases of tests that are marked `drawn` to exhaustive runs, as long as others have what
+    they have.
+    """
+    tests: dict[str, dict[str, pytest.Item]] = {}
+    for item in items:
+        marked = item.get_closest_marker("drawn") is not None
+        if marked and item.get_closest_marker("exhaustive") is None:
+            test, _, case = item.nodeid.partition("[")
+            tests.setdefault(test, {})[case] = item
+    for cases in tests.values():
+        taken = cover({case: _values(item) for case, item in cases.items()})
+        for case in cases.keys() - taken:
+            cases[case].add_marker(pytest.mark.exhaustive)
+
+
+def _values(item: pytest.Item) -> dict[str, Hashable]:
+    """Return what a case has of each of its test's parametrisations, or of the parameters alone
+    that its mark names.
+    """
+    params, drawn = item.callspec.params, item.get_closest_marker("drawn")  # type: ignore[attr-defined]
+    if drawn is not None and drawn.args:
+        return {name: repr(params[name]) for name in drawn.args}
+    found: dict[str, Hashable] = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        # One object in all cases, which need not be hashable
+        found[str(names)] = tuple(id(params[name.strip()]) for name in names)
+    return found
 
 
 def _lot(item: pytest.Item) -> tuple[str, str] | None:

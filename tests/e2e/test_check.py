@@ -4,6 +4,7 @@ shown.
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from onboard.workflow.zoo import ZOO, load_zoo
 from tests.support.warm import Warm
 
 SAMPLE = ("gemma2", "qwen3_moe", "deepseek_v3", "mamba")
+DRAWN = 2
+"""So many of them are generated in one run of the tests."""
 
 
 Check = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,10 +40,12 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_committed_files_of_a_sample_are_as_generated(check: Check) -> None:
-    done = check(CONTENT_ROOT, *SAMPLE)
+    sample = random.sample(SAMPLE, DRAWN)
+    print(sample)
+    done = check(CONTENT_ROOT, *sample)
     assert done.returncode == 0, done.stdout
     assert done.stdout == ""
-    assert done.stderr.count("as generated") == len(SAMPLE)
+    assert done.stderr.count("as generated") == DRAWN
 
 
 def test_every_family_is_committed_in_full() -> None:

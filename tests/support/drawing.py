@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -51,6 +51,21 @@ def drawn_from(cases: Collection[str], count: int) -> list[str]:
     """Return `count` of `cases`, or all if they are fewer; the processes of one run draw alike."""
     draw = random.Random(os.environ[DRAW])
     return draw.sample(sorted(cases), min(count, len(cases)))
+
+
+def cover(cases: Mapping[str, Mapping[str, Hashable]]) -> set[str]:
+    """Return a few of `cases`, known by what each has of every parameter, in which whatever a
+    parameter has in any of them occurs; the processes of one run draw alike.
+    """
+    draw = random.Random(os.environ[DRAW])
+    left = draw.sample(sorted(cases), len(cases))
+    missing = {has for each in cases.values() for has in each.items()}
+    chosen: set[str] = set()
+    while missing:
+        best = max(left, key=lambda case: len(missing & cases[case].items()))
+        chosen.add(best)
+        missing -= cases[best].items()
+    return chosen
 
 
 def some_of(cases: Collection[str], always: Collection[str], by_chance: int) -> list[ParameterSet]:

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.drawing import DRAW
+import pytest
+
+from tests.support.drawing import DRAW, cover
 
 _CASES = """
 import os, random, pytest, torch
@@ -25,11 +27,18 @@ def test_draws(case, shared, own):
     drawn = own, random.random(), float(torch.rand(())), os.environ["ONBOARD_SEED"]
     with open(os.environ["DRAWN"], "a") as file:
         print(case, shared, *drawn, file=file)
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("one", range(4))
+@pytest.mark.parametrize(("other", "third"), [(0, 0), (1, 0), (2, 1)])
+def test_pairs(one, other, third):
+    with open(os.environ["DRAWN"], "a") as file:
+        print(one * 10 + other, "is run", file=file)
 """
 
 
 def _drawn(folder: Path, word: str | None, *options: str) -> dict[str, str]:
-    """Return what each of three cases draws in a run of its own."""
+    """Return what each of the cases that a run of its own takes says."""
     root = Path(__file__).parents[2]
     (folder / "tests" / "support").mkdir(parents=True, exist_ok=True)
     for name in ("conftest.py", "support/drawing.py"):
@@ -48,8 +57,25 @@ def _drawn(folder: Path, word: str | None, *options: str) -> dict[str, str]:
 
 
 def test_a_run_is_repeated_by_its_word(tmp_path: Path) -> None:
-    whole = _drawn(tmp_path, "word", "tests")
+    whole = _drawn(tmp_path, "word", "tests/test_cases.py::test_draws")
     assert len(set(whole.values())) == 3  # each case draws for itself
     alone = _drawn(tmp_path, "word", "tests/test_cases.py::test_draws[2]")
     assert alone == {"2": whole["2"]}
     assert _drawn(tmp_path, None, "tests/test_cases.py::test_draws[2]") != alone
+
+
+def test_a_few_of_like_cases_have_every_value(tmp_path: Path) -> None:
+    taken = _drawn(tmp_path, "word", "-m", "not exhaustive", "tests/test_cases.py::test_pairs")
+    cases = set(map(int, taken))
+    assert len(cases) == 4
+    assert {case // 10 for case in cases} == {0, 1, 2, 3}
+    assert {case % 10 for case in cases} == {0, 1, 2}
+
+
+def test_a_run_s_word_says_which_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {f"{one} {other}": {"one": one, "other": other} for one in "abcdef" for other in "xyz"}
+    found = []
+    for word in ("word", "word", "other"):
+        monkeypatch.setenv(DRAW, word)
+        found.append(cover(cases))
+    assert found[0] == found[1] != found[2]

@@ -7,6 +7,7 @@ write to a tensor that they have just made.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,7 +78,8 @@ def _is_shared(gm: fx.GraphModule, written: fx.Node, node: fx.Node) -> bool:
     ):
         return True
     views = any(user < node and not _is_new(user) for user in written.users)
-    return views or any(each is not written and _shares(each, value) for each in _before(gm, node))
+    own = {written, _maker(written)}
+    return views or any(each not in own and _shares(each, value) for each in _before(gm, node))
 
 
 def _before(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
@@ -92,6 +94,7 @@ def _is_new(node: fx.Node) -> bool:
 
     Operators that are made of others may give their input back without saying so, as dropout does.
     """
+    node = _maker(node)
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     name = node.target.name()  # type: ignore[no-untyped-call]
@@ -101,6 +104,17 @@ def _is_new(node: fx.Node) -> bool:
     return not is_made_of_others and all(
         result.alias_info is None for result in node.target._schema.returns
     )
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """Return the node whose operator gives several tensors, as top-k does, for one that takes one
+    of them; the node itself otherwise.
+    """
+    source = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(source, fx.Node):
+        return node
+    alone = all(user.target is operator.getitem for user in source.users)
+    return source if alone else node
 
 
 def _shares(node: fx.Node, value: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Second implementations, in float64, made to be obviously right: loops over rows, no code shared
+"""Second implementations, in float64, made to be obviously right: a loop over rows, no code shared
 with the ops.
 """
 
@@ -34,22 +34,15 @@ def attend_row(
     query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, bias: Tensor, sink: float, o: Options
 ) -> Tensor:
     """One query [d] over the keys [sk, d] that it may see; a sink of -inf is no sink."""
-    logits = []
-    for position in range(len(keys)):
-        logit = float(query @ keys[position]) * (
-            o.scale if o.scale is not None else 1 / math.sqrt(len(query))
-        )
-        if o.logit_cap is not None:
-            logit = o.logit_cap * math.tanh(logit / o.logit_cap)
-        logits.append(logit + float(bias[position]) if seen[position] else -math.inf)
-    peak = max([*logits, sink])
+    logits = keys @ query * (o.scale if o.scale is not None else 1 / math.sqrt(len(query)))
+    if o.logit_cap is not None:
+        logits = o.logit_cap * (logits / o.logit_cap).tanh()
+    logits = torch.where(seen, logits + bias, -math.inf)
+    peak = max(float(logits.max()), sink)
     if peak == -math.inf:
         return torch.zeros(values.shape[-1], dtype=torch.float64)
-    weights = [math.exp(logit - peak) for logit in logits]
-    total = sum(weights) + math.exp(sink - peak)
-    return sum(
-        (w / total * v for w, v in zip(weights, values, strict=True)), torch.zeros_like(values[0])
-    )
+    weights = (logits - peak).exp()
+    return (weights / (weights.sum() + math.exp(sink - peak))) @ values
 
 
 def attention(
@@ -60,11 +53,12 @@ def attention(
     mask: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
-    """Attention of [b, s, n, d] in float64, element by element."""
+    """Attention of [b, s, n, d] in float64, query by query."""
     query, key, value = query.double(), key.double(), value.double()
     batch, sq, heads, _ = query.shape
     sk, kv_heads = key.shape[1:3]
     out = torch.empty(batch, sq, heads, value.shape[-1], dtype=torch.float64)
+    j = torch.arange(sk)
     for b in range(batch):
         for n in range(heads):
             for i in range(sq):
@@ -75,21 +69,15 @@ def attention(
                     seen, bias = (
                         (row.clone(), bias) if row.dtype == torch.bool else (seen, row.double())
                     )
-                for j in range(sk):
-                    windowed = options.sliding_window is not None
-                    if (causal or windowed) and j > position:
-                        seen[j] = False
-                    if windowed and position - j >= options.sliding_window:
-                        seen[j] = False
-                    if (
-                        options.chunk_size is not None
-                        and position // options.chunk_size != j // options.chunk_size
-                    ):
-                        seen[j] = False
+                windowed = options.sliding_window is not None
+                if causal or windowed:
+                    seen &= j <= position
+                if windowed:
+                    seen &= position - j < options.sliding_window
+                if options.chunk_size is not None:
+                    seen &= j // options.chunk_size == position // options.chunk_size
                 if options.alibi_slopes is not None:
-                    bias += float(options.alibi_slopes[n]) * (
-                        torch.arange(sk, dtype=torch.float64) - position
-                    )
+                    bias += float(options.alibi_slopes[n]) * (j - position)
                 sinks = (
                     options.sinks
                     if options.sinks is None or options.sinks.dim() == 1

@@ -57,12 +57,9 @@ def _fp8(rows: int, columns: int, parts: int, scheme: str) -> tuple[Tensor, Tens
         return codes, scale, codes.double() * scale.double()[..., None]
     blocks = -(-rows // parts // 128) * parts
     scale = size * (0.5 + torch.rand(EXPERTS, blocks, -(-columns // 128)))
-    values = codes.double()
-    for row in range(rows):
-        part, inside = divmod(row, rows // parts)
-        block = part * (blocks // parts) + inside // 128
-        for column in range(columns):
-            values[:, row, column] *= scale[:, block, column // 128].double()
+    part, inside = torch.arange(rows) // (rows // parts), torch.arange(rows) % (rows // parts)
+    block = part * (blocks // parts) + inside // 128
+    values = codes.double() * scale.double()[:, block][..., torch.arange(columns) // 128]
     return codes, scale, values
 
 

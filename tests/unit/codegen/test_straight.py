@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the definition of each forward, or why there is none."""
     folder = tmp_path_factory.mktemp("fooling")
     made = [save_odd(folder / name, head=POWER, **bodies) for name, (bodies, _) in FOOLING.items()]
+    for each in made:
+        if not each.name.startswith("layers"):
+            config = json.loads((each / "config.json").read_text())
+            (each / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     return run_apart(_RECORD, made)
 
 

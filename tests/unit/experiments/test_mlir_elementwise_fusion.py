@@ -22,7 +22,7 @@ import onboard
 from onboard.content import content_path
 from onboard.experiments.elementwise.program import parse_program, steps
 from onboard.graph.transform import TransformInfo
-from tests.support.apart import run_apart
+from tests.support.apart import MARKS, run_apart
 from tests.support.graph.fusion import apply, targets
 from tests.support.graph.pointwise_graphs import context, kernels, without_kernels
 
@@ -40,8 +40,10 @@ NEEDING_XDSL = (
 )
 
 
-def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
-    run_apart(Path(__file__).parent, "interpreted_pointwise.py", ONBOARD_CACHE=str(tmp_path))
+@pytest.mark.parametrize("marks", MARKS)
+def test_kernels_are_right_in_the_interpreter(marks: str, tmp_path: Path) -> None:
+    folder, cache = Path(__file__).parent, str(tmp_path)
+    run_apart(folder, "interpreted_pointwise.py", marks=marks, ONBOARD_CACHE=cache)
 
 
 def fused(

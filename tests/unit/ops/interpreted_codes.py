@@ -31,6 +31,7 @@ def are_near(codes: Tensor, expected: Tensor) -> bool:
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("how", ["token", "group", "tensor"])
 @pytest.mark.parametrize("kind", ["norm", "wide norm", "silu", "relu2"])
 def test_producers(kind: str, how: str) -> None:
@@ -47,6 +48,7 @@ def test_producers(kind: str, how: str) -> None:
     assert are_near(actual[0], expected[0])
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("activation", ["", "silu"])
 @pytest.mark.parametrize("how", ["token", "group", "layer"])
 @pytest.mark.parametrize("blocks", [False, True])
@@ -69,6 +71,7 @@ def test_products_of_codes(rows: int, blocks: bool, how: str, activation: str) -
     assert relative_error(actual, expected) < SAME
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("how", ["", "group"])
 @pytest.mark.parametrize("rows", [1, 5, 70])
 def test_a_block_with_eight_bit_weights(rows: int, how: str) -> None:
@@ -99,6 +102,7 @@ ATTENTION_STEPS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("step", ATTENTION_STEPS)
 @pytest.mark.parametrize("name", ["triton_cached_attention", "invariant_cached_attention"])
 def test_attention_that_writes_codes(name: str, step: str) -> None:

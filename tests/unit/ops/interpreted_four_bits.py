@@ -31,6 +31,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("kind", "group"), KINDS)
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 256), (5, 320)])
 def test_products(rows: int, inputs: int, kind: str, group: int) -> None:
@@ -54,6 +55,7 @@ def test_what_stands_around_a_linear(dtype: torch.dtype, limit: float) -> None:
     assert relative_error(actual, expected) < limit
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("kind", "group", "inputs"), [("int4", 128, 320), ("zeros", 128, 256), ("int4", 512, 200)]
 )
@@ -75,6 +77,7 @@ def test_one_token_over_rows_of_integers(
     assert relative_error(actual, expected) < 4 * EXACT
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 300])
 def test_a_block_with_nvfp4_weights(rows: int, biased: bool) -> None:

@@ -55,6 +55,7 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "quantise", nearest)
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("rounding")
 @pytest.mark.parametrize("how", ["", "token", "group", "tensor"])
 @pytest.mark.parametrize("blocks", [False, True])
@@ -87,6 +88,7 @@ def naive_quantised(x: Tensor, how: str, given: Tensor) -> tuple[Tensor, Tensor]
     return (x / scale).clamp(-448, 448).float().to(torch.float8_e4m3fn).double(), scale
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("rounding")
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 70])
@@ -111,6 +113,7 @@ def test_the_reference_quantises_to_the_nearest(how: str) -> None:
     assert relative_error(quantise_rows(x, how, given)[0].double(), expected) < 1e-3  # ties
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("how", ["token", "group", "tensor"])
 @pytest.mark.parametrize(("rows", "columns"), [(3, 300), (2, 5000)])  # long rows have two parts

@@ -23,6 +23,7 @@ TURNED = 2e-3
 """Where inputs are quantised behind a norm, whose last bit may turn a code of an input."""
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("group", [16, 96, 128, 256, 320])
 @pytest.mark.parametrize("rows", [1, 5])
@@ -36,6 +37,7 @@ def test_products(rows: int, group: int, offset: bool) -> None:
     assert relative_error(actual, expected) < EXACT
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("rows", [1, 6, 70])
 @pytest.mark.parametrize("how", ["token", "tensor"])
 def test_products_of_integers(rows: int, how: str) -> None:
@@ -52,6 +54,7 @@ def test_products_of_integers(rows: int, how: str) -> None:
     assert relative_error(actual, expected) < EXACT
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, EXACT), (torch.bfloat16, ROUNDED)])
 @pytest.mark.parametrize("how", ["", "token"])
 @pytest.mark.parametrize("rows", [1, 4, 70])

@@ -56,6 +56,7 @@ def test_the_weight_alone_decides_how_a_row_is_summed_up(
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("activation", ["", "silu"])
 @pytest.mark.parametrize(("columns", "outputs"), [(96, 40), (2304, 24)])
 def test_linear(columns: int, outputs: int, activation: str) -> None:

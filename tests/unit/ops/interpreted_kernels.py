@@ -53,6 +53,7 @@ STEPS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(3, 100), (2, 5, 4, 24), (1, 1, 2048), (7,)])
 def test_rmsnorm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -104,6 +105,7 @@ def test_fused_add_rmsnorm(dtype: torch.dtype) -> None:
     assert relative_error(normed, ops.torch_rmsnorm(x + residual, weight, 1e-5)) < DTYPES[dtype]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", KERNEL_ACTIVATIONS)
 def test_silu_and_mul(dtype: torch.dtype, activation: str) -> None:
@@ -126,6 +128,7 @@ def test_fused_swiglu_mlp(bias: bool) -> None:
     assert relative_error(actual, ops.torch_fused_swiglu_mlp(x, both, down, *biases, "gelu")) < 1e-6
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "size"), [(8, 8), (24, 24), (80, 32), (20, 6)])
 def test_rope_cached(dtype: torch.dtype, dim: int, size: int) -> None:
@@ -141,6 +144,7 @@ def test_rope_cached(dtype: torch.dtype, dim: int, size: int) -> None:
         assert relative_error(ours, theirs) < DTYPES[dtype]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "size"), [(24, 24), (24, 10)])
 def test_norm_rope(dtype: torch.dtype, dim: int, size: int) -> None:
@@ -172,6 +176,7 @@ def pair(lengths: list[tuple[int, int]], **kwargs: object) -> tuple[Batch, Batch
     return batch, twin
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_cached_attention(step: str, variant: str) -> None:
@@ -183,6 +188,7 @@ def test_cached_attention(step: str, variant: str) -> None:
         torch.testing.assert_close(*caches, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", [None, torch.float32])
@@ -217,6 +223,7 @@ def test_a_cache_of_float8(step: str) -> None:
     assert torch.equal(stored.abs() == 448, known.abs() == 448)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", [1, 2])
 @pytest.mark.parametrize("variant", ["plain", "cap", "sinks"])
@@ -249,6 +256,7 @@ def test_scales_of_a_cache_of_float8(step: str, kind: int, variant: str) -> None
         assert relative_error(op(*arguments, **given), expected) < 1e-6
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(1, 1, 8), (3, 3, 16), (20, 1, 16), (10, 2, 40)]
 )
@@ -284,6 +292,7 @@ def test_decode_reads_lengths_and_pages_on_the_device_only() -> None:
     assert relative_error(run(batch, Options()), cached_attention(batch, Options())) < 1e-6
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("longest", [2, 11, 64])
 @pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
 @pytest.mark.parametrize("variant", ["plain", "all"])

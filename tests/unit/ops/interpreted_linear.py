@@ -46,6 +46,7 @@ def double(arguments: list[object]) -> list[object]:
     return [each.double() if isinstance(each, torch.Tensor) else each for each in arguments]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", [1, 3, 17])
@@ -99,6 +100,7 @@ def test_split_columns_leave_their_counters_as_they_were(monkeypatch: pytest.Mon
     assert relative_error(first, ops.torch_fused_linear(*double(arguments))) < DTYPES[torch.float32]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize(("rows", "outputs"), [(65, 48), (140, 48), (70, 1030)])
 def test_more_tokens_of_small_weights(rows: int, outputs: int, around: str) -> None:

@@ -35,6 +35,7 @@ SHAPES = [
 """Tokens, inputs, outputs of layers, adapters, rank."""
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_token_has_its_own_adapter(
@@ -46,6 +47,7 @@ def test_each_token_has_its_own_adapter(
     assert relative_error(actual, adapted.expected()) < DTYPES[dtype]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("tokens", [1, 16, 17])
 @pytest.mark.parametrize("sizes", [[40, 40], [140]])
 def test_halves_are_activated_and_multiplied(tokens: int, sizes: list[int]) -> None:

@@ -37,6 +37,7 @@ def expected(x: Tensor, weight: Tensor, residual: Tensor | None, act: str) -> Te
     return y if residual is None else y + residual.double()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("act", ["", "silu", "relu"])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("rows", "outputs", "columns"), [(64, 128, 128), (70, 200, 152)])
@@ -57,6 +58,7 @@ def encoded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (codes.round() if dtype == torch.int8 else codes).to(dtype), scale
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", CODES)
 @pytest.mark.parametrize("act", ["", "silu"])
 @pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16])

@@ -77,6 +77,7 @@ def check_mla(row: Row, arguments: list[Any], tolerance: float) -> None:
     check("cached_mla", arguments, 10, row, tolerance, table[table > 0].long())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("heads", "rank", "rope"), [(1, 16, 4), (3, 24, 10), (20, 32, 16)])
 def test_mla(step: str, heads: int, rank: int, rope: int) -> None:
@@ -90,6 +91,7 @@ def test_mla_with_a_scale_of_its_cache(step: str) -> None:
     check_mla(row, [*mla(row, 4, 32, 8, scale=0.3), torch.tensor([0.37], device=DEVICE)], 1e-5)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 @pytest.mark.parametrize(("heads", "rank", "rope"), [(16, 32, 8), *HOPPER_SIZES])
@@ -118,6 +120,7 @@ def test_mla_with_pages_that_hold_whole_tiles(
     check_mla(row, mla(row, 20, 32, 8, torch.bfloat16), LOW[torch.bfloat16])
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("longest", [2, 64])
 @pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
 @pytest.mark.parametrize("heads", [3, 20])
@@ -179,6 +182,7 @@ def test_causal_conv_refuses_what_it_does_not_know() -> None:
 DELTA_SIZES = [(2, 4, 16, 8, True), (1, 3, 5, 20, False)]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("key_heads", "heads", "key", "value", "normalise"), DELTA_SIZES)
 @pytest.mark.parametrize("step", STEPS)
 def test_gated_delta_rule(
@@ -232,6 +236,7 @@ def test_a_chunk_of_equal_keys_is_solved(monkeypatch: pytest.MonkeyPatch) -> Non
     check_state("cached_gated_delta_rule", row, arguments, 9, 1e-2)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("heads", "groups", "size", "state"), [(4, 2, 8, 16), (3, 1, 5, 20)])
 def test_ssm(step: str, heads: int, groups: int, size: int, state: int) -> None:
@@ -246,6 +251,7 @@ def test_ssm_in_low_precision(step: str, dtype: torch.dtype) -> None:
     check_state("cached_ssm", row, ssm(row, 4, 1, 8, 16, dtype), 11, LOW[dtype])
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 @pytest.mark.parametrize(("heads", "groups", "size", "state"), [(6, 2, 12, 16), (3, 1, 5, 20)])
@@ -262,6 +268,7 @@ def test_ssm_from_head_to_head(
     check_state("cached_ssm", row, arguments, 11, tolerance)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("chunks", ["one by one", "at once"])
 @pytest.mark.parametrize("step", STEPS)
 def test_ssm_with_states_of_16_bits(
@@ -277,6 +284,7 @@ def test_ssm_with_states_of_16_bits(
     assert arguments[11].dtype == torch.bfloat16
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
 def test_ssm_with_all_chunks_at_once(
@@ -313,6 +321,7 @@ def test_replayed_ssm(step: str) -> None:
         assert relative_error(ours[row.slots], wanted[row.slots]) < 1e-5
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("channels", "state", "optional"), [(70, 16, True), (9, 5, False)])
 def test_selective_scan(step: str, channels: int, state: int, optional: bool) -> None:

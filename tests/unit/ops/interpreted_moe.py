@@ -44,6 +44,7 @@ def _expected(
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("tokens", [1, 3, 37])
 @pytest.mark.parametrize("gated", [True, False])
@@ -133,6 +134,7 @@ ROUTERS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("options", ROUTERS.values(), ids=ROUTERS)
 def test_router(options: dict[str, object], biased: bool) -> None:

@@ -60,6 +60,7 @@ CASES = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("tokens", "order", "dtype"), CASES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_exact_inputs(scheme: str, order: str, tokens: int, dtype: torch.dtype) -> None:
@@ -68,6 +69,7 @@ def test_exact_inputs(scheme: str, order: str, tokens: int, dtype: torch.dtype) 
     assert relative_error(run(scheme, case, **options), naive(case, order)) < SAME[dtype]
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("rounding")
 @pytest.mark.parametrize("quantize", ["token", "group"])
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -47,6 +47,7 @@ STEPS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("step", STEPS)
@@ -65,6 +66,7 @@ def test_attention(op: str, step: str, turns: str, flat: bool) -> None:
         assert relative_error(mine[1:].nan_to_num(), theirs[1:].nan_to_num()) < 1e-6
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("longest", [2, 40])
 @pytest.mark.parametrize("step", ["prefill", "mixed"])
 @pytest.mark.parametrize("op", ["triton_cached_rope_attention", "invariant_cached_rope_attention"])
@@ -79,6 +81,7 @@ def test_a_captured_step_serves_prompts_of_any_lengths(op: str, step: str, longe
     assert relative_error(actual[:, :real], expected[:, :real]) < 1e-5
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_in_low_precision(step: str, turns: str) -> None:
@@ -93,6 +96,7 @@ def test_in_low_precision(step: str, turns: str) -> None:
     assert relative_error(actual, expected) < 0.03  # the interpreter cuts numbers off
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_with_scales_of_the_cache(step: str, turns: str) -> None:
@@ -114,6 +118,7 @@ def check_mla(row: Row, arguments: list[Any], tolerance: float) -> None:
     check("cached_rope_mla", arguments, 12, row, tolerance, table[table > 0].long())
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("step", MLA_STEPS)
 @pytest.mark.parametrize(("heads", "size"), [(3, 8), (20, 10)])
@@ -124,6 +129,7 @@ def test_latent_attention(heads: int, size: int, step: str, turns: str) -> None:
     check_mla(row, [*arguments[:5], *table, *arguments[5:11], turns, 0.3], 1e-5)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize(("heads", "rank", "rope"), [(20, 32, 16), *HOPPER_SIZES])
@@ -135,6 +141,7 @@ def test_latent_attention_in_low_precision(
     check_mla(row, [*arguments[:5], *table, *arguments[5:11], turns], LOW[dtype])
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("splits", [1, 2, 8])
 @pytest.mark.parametrize("dtype", LOW)
 def test_latent_attention_of_many_heads_is_the_same_for_every_number_of_splits(
@@ -147,6 +154,7 @@ def test_latent_attention_of_many_heads_is_the_same_for_every_number_of_splits(
     check_mla(row, [*arguments[:5], *table, *arguments[5:11], turns], LOW[dtype])
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("turns", [*TURNS, ""])
 @pytest.mark.parametrize("sequences", [1, 70])
 def test_queries_of_latents(sequences: int, turns: str) -> None:

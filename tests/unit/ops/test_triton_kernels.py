@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 import onboard.ops
 from onboard.errors import OnboardError
 from onboard.ops.library import op_sources
-from tests.support.apart import run_apart
+from tests.support.apart import MARKS, run_apart
 
 ops = torch.ops.onboard
 
@@ -43,8 +44,10 @@ INTERPRETED = tuple(
 
 
 @pytest.mark.slow
-def test_kernels_are_right_in_the_interpreter() -> None:
-    run_apart(Path(__file__).parent, *INTERPRETED)
+@pytest.mark.parametrize("files", [INTERPRETED[::2], INTERPRETED[1::2]], ids=["one", "other"])
+@pytest.mark.parametrize("marks", MARKS)
+def test_kernels_are_right_in_the_interpreter(marks: str, files: Sequence[str]) -> None:
+    run_apart(Path(__file__).parent, *files, marks=marks)
 
 
 def test_a_tensor_on_the_cpu_is_refused_with_what_to_do() -> None:

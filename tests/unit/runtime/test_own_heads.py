@@ -25,6 +25,7 @@ from onboard.runtime.sampling_params import SamplingParams
 from onboard.runtime.scheduling.request import Request
 from onboard.runtime.speculation.head_drafter import HeadDrafter
 from onboard.testing.soak import Soak, in_double
+from tests.support.drawing import some_of
 from tests.support.graph.captures import stand_in_for_captures
 from tests.support.graph.harness import rmse
 from tests.support.runtime.own_heads import Headed, make_headed
@@ -91,7 +92,7 @@ def _rows(engine: Engine, ids: Sequence[int], number: int) -> Tensor:
     return head.gm(**{name: cache.args[name] for name in input_names(head.gm)})[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_of(KINDS, always=("three in turn",), by_chance=3))
 def test_heads_compute_what_the_paper_says(kind: str, tmp_path: Path) -> None:
     """With transformers' own layers between the equations."""
     model = _made(tmp_path, kind)
@@ -137,7 +138,9 @@ class Watched(HeadDrafter):
         return found
 
 
-@pytest.mark.parametrize("kind", ["one tree", "two in turn", "three in turn"])
+@pytest.mark.parametrize(
+    "kind", some_of(["one tree", "two in turn", "three in turn"], always=(), by_chance=1)
+)
 def test_drafts_are_those_of_the_heads_alone(kind: str, tmp_path: Path) -> None:
     """After accepted and refused drafts, chunked prompts and preemptions; computed anew for each
     text by the equations.
@@ -178,7 +181,7 @@ def test_heads_draw_in_steps_that_are_padded(tmp_path: Path) -> None:
     assert engine.stats.drafted_tokens > 40
 
 
-@pytest.mark.parametrize("kind", ["one tree", "three in turn"])
+@pytest.mark.parametrize("kind", some_of(["one tree", "three in turn"], always=(), by_chance=1))
 def test_captured_heads_draft_the_same(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +231,12 @@ class Informed(HeadDrafter):
 
 
 @pytest.mark.parametrize(
-    "kind", ["two in turn", "latent attention, mixture", "beside recurrent states"]
+    "kind",
+    some_of(
+        ["two in turn", "latent attention, mixture", "beside recurrent states"],
+        always=(),
+        by_chance=1,
+    ),
 )
 def test_no_request_of_a_soak_notices_own_heads(kind: str, tmp_path: Path) -> None:
     """With stops, cancels, priorities, preemptions, reused prefixes, sampling and chunked prompts,

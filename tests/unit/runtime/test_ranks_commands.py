@@ -39,9 +39,11 @@ from onboard.runtime.ranks.rehearsed_division import rehearsed
 from onboard.verify.transforms.stages import verify_model
 from onboard.workflow.run_model.run_model import run
 from onboard.workflow.sweep.judge import judge
+from tests.support.drawing import some_of
 from tests.support.sharding.zoo import ROOT, divided, save_family
 
 LAYERS = 5
+MAPPINGS: dict[str, dict[str, int]] = {"moe_tp": {"moe_tp": 2}, "moe_ep": {"moe_ep": 2}, "": {}}
 SETTINGS: dict[str, Any] = {"max_seq_len": 64, "max_batch_size": 4, "max_num_tokens": 64}
 
 
@@ -101,8 +103,9 @@ def test_a_division_is_found_once(
         find_division(mixtral, RuntimeConfig(world_size=4), **how)
 
 
+@pytest.mark.parametrize("mapping", some_of(MAPPINGS, always=("",), by_chance=1))
 def test_of_experts_a_few_are_built_and_all_are_counted(
-    mixtral: Path, division: Division, monkeypatch: pytest.MonkeyPatch
+    mapping: str, mixtral: Path, division: Division, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where all of them are: two ranks have four of eight each."""
     built: list[int] = []
@@ -113,28 +116,25 @@ def test_of_experts_a_few_are_built_and_all_are_counted(
         lambda context, experts: built.append(experts) or whole(context, experts),
     )
     how: dict[str, Any] = {"gpu": False, "root": ROOT}
-    for sizes in ({"moe_tp": 2}, {"moe_ep": 2}, {}):
-        runtime = RuntimeConfig.model_validate({"world_size": 2, "dist_mapping": sizes})
-        few = rehearsed(mixtral, runtime, **how)
-        with monkeypatch.context() as patch:
-            patch.setattr(rehearsed_division, "few_experts", _refuses)
-            assert rehearsed(mixtral, runtime, **how) == few
-    assert few == division
-    assert built == 3 * [rehearsed_division.FEW_EXPERTS, rehearsed_division._ALL]
+    runtime = RuntimeConfig.model_validate({"world_size": 2, "dist_mapping": MAPPINGS[mapping]})
+    few = rehearsed(mixtral, runtime, **how) if mapping else division
+    monkeypatch.setattr(rehearsed_division, "few_experts", _refuses)
+    assert rehearsed(mixtral, runtime, **how) == few
+    assert built == [rehearsed_division.FEW_EXPERTS, rehearsed_division._ALL][not mapping :]
 
 
+@pytest.mark.drawn
+@pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("family", ["gpt_oss", "granitemoe"])
 def test_of_stacked_experts_a_few_rows_are_exported_and_all_are_counted(
-    family: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, mapping: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = {"gpt_oss": {"layer_types": LAYERS * ["full_attention"]}}.get(family, {})
     checkpoint = save_family(tmp_path, family, seed, num_hidden_layers=LAYERS, **layers)
-    for sizes in ({"moe_tp": 2}, {"moe_ep": 2}, {}):
-        runtime = RuntimeConfig.model_validate({"world_size": 2, "dist_mapping": sizes})
-        few = rehearsed(checkpoint, runtime, gpu=False, root=ROOT)
-        with monkeypatch.context() as patch:
-            patch.setattr(few_rows, "find_stacks", lambda *_: ())
-            assert rehearsed(checkpoint, runtime, gpu=False, root=ROOT) == few
+    runtime = RuntimeConfig.model_validate({"world_size": 2, "dist_mapping": MAPPINGS[mapping]})
+    few = rehearsed(checkpoint, runtime, gpu=False, root=ROOT)
+    monkeypatch.setattr(few_rows, "find_stacks", lambda *_: ())
+    assert rehearsed(checkpoint, runtime, gpu=False, root=ROOT) == few
 
 
 def _refuses(_: int) -> Any:

@@ -4,6 +4,7 @@ it is.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_new_tensor_is_written_to_by_making_another() -> None:
     torch.testing.assert_close(gm(x), function(x), rtol=0, atol=0)
 
 
+def test_what_was_chosen_is_written_to_by_making_another() -> None:
+    """As routers of mixtures do."""
+
+    def function(x: Tensor) -> Tensor:
+        values, chosen = x.topk(3, dim=-1)
+        values /= values.sum(dim=-1, keepdim=True)
+        return values * chosen
+
+    gm, x = _traced(function), torch.randn(4, 6)
+    assert len(_writes(gm)) == 1
+    replace_in_place(gm)
+    gm.recompile()
+    assert _writes(gm) == []
+    torch.testing.assert_close(gm(x), function(x), rtol=0, atol=0)
+
+
 def _input(x: Tensor) -> Tensor:
     x.mul_(2)
     return x + 1
@@ -73,6 +90,20 @@ def _given_back_unsaid(x: Tensor) -> Tensor:
     return y + 1
 
 
+def _part(x: Tensor) -> Tensor:
+    y = x + 1
+    first, _ = y.split(3, dim=1)
+    first.mul_(2)
+    return y + 1
+
+
+def _part_unsaid(x: Tensor) -> Tensor:
+    y = x + 1
+    first, _ = torch.unsafe_split(y, 3, dim=1)
+    first.mul_(2)
+    return y + 1
+
+
 def _narrower(x: Tensor) -> Tensor:
     y = (x * 3).half()
     y = y + 1
@@ -86,10 +117,35 @@ def _result(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [_input, _view, _seen_by_a_view, _seen_unsaid, _given_back_unsaid, _narrower, _result],
+    [
+        _input,
+        _view,
+        _seen_by_a_view,
+        _seen_unsaid,
+        _given_back_unsaid,
+        _part,
+        _part_unsaid,
+        _narrower,
+        _result,
+    ],
 )
 def test_a_write_that_shows_elsewhere_stays(function: Callable[[Tensor], Tensor]) -> None:
     gm = torch.export.export(_Module(function), (torch.randn(4, 6),)).graph_module
+    before = _writes(gm)
+    assert before
+    replace_in_place(gm)
+    assert _writes(gm) == before
+
+
+def test_one_of_several_results_that_is_taken_twice_is_seen() -> None:
+    gm = _traced(lambda x: x.topk(3, dim=-1).values.mul_(2) + 1)
+    taken = next(node for node in gm.graph.nodes if node.target is operator.getitem)
+    (written,) = (node for node in gm.graph.nodes if node.op == "call_function" and writes(node))
+    with gm.graph.inserting_after(taken):
+        again = gm.graph.call_function(operator.getitem, taken.args)
+    again.meta.update(taken.meta)
+    for user in list(written.users):
+        user.replace_input_with(written, again)
     before = _writes(gm)
     assert before
     replace_in_place(gm)

@@ -45,6 +45,7 @@ MODELS: list[tuple[str, str, dict[str, Any], list[int | None]]] = [
 ]
 
 
+@pytest.mark.drawn("model_type", "implementation")
 @pytest.mark.parametrize(("model_type", "implementation", "config", "windows"), MODELS)
 def test_plain_hugging_face_graphs_become_canonical(
     tmp_path: Path,

@@ -201,6 +201,7 @@ class Coded(nn.Module):
         return x + self.call(y, *self.down)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("kind", ["fp8", "finegrained_fp8", "nvfp4"])
 def test_linears_with_codes_take_in_what_stands_around_them(on_gpu, kind, own):
