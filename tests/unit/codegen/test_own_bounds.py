@@ -74,6 +74,7 @@ def test_scores_that_may_not_be_below_the_least_number_are_as_they_were(
         "scores.clamp(min=lowest, max=50.0)",
         "torch.clamp(scores, max=30.0)",
         "scores.clip(lowest, torch.finfo(scores.dtype).eps)",
+        "scores.clip(lowest, torch.finfo(torch.float16).max)",
         "scores.clip(lowest, -lowest / 1e37)",
     ],
 )

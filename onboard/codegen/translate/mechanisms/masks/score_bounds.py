@@ -41,8 +41,13 @@ def bounds_nothing(function: Any, bounds: Args, frame: Frame) -> bool:
 
 
 def _is_greatest(value: Value, frame: Frame) -> bool:
-    """Whether a value is `torch.finfo(dtype).max`."""
-    return _is_limit(WrittenOut(local_values(frame)).visit(deepcopy(value.code())), "max")
+    """Whether a value is `torch.finfo(dtype).max` of a tensor's dtype, or of float32: scores may be
+    greater than half precision goes.
+    """
+    match WrittenOut(local_values(frame)).visit(deepcopy(value.code())):
+        case ast.Attribute(value=ast.Call(args=[ast.Attribute(attr="dtype" | "float32")])) as node:
+            return _is_limit(node, "max")
+    return False
 
 
 def _is_least(value: Value, frame: Frame) -> bool:
