@@ -18,22 +18,44 @@ _ELSEWHERE = ("rope_type", "rope_theta", "partial_rotary_factor")
 """What `rope_parameters` has beside a kind's own fields."""
 
 
+_BESIDE = "original_max_position_embeddings"
+"""What transformers 5 puts into `rope_parameters`, too, where a config has it beside them."""
+
+
 class OldRopeScaling(dict[str, Any]):
     """`rope_scaling` as old code counts its fields: "type" and what belongs to that kind. Newer
-    code finds the kind under "rope_type", too.
+    code finds in it the kind under "rope_type", too, and what lies beside it; the kind that code
+    sets is that of `parameters`, the table of transformers 5.
     """
 
+    def __init__(self, fields: dict[str, Any], parameters: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self.parameters = parameters
+
     def __contains__(self, key: object) -> bool:
-        return key == "rope_type" or super().__contains__(key)
+        return super().__contains__(key) or key == "rope_type" or self._lies_beside(key)
 
     def __missing__(self, key: str) -> Any:
+        if self._lies_beside(key):
+            return self.parameters[key]
         if key != "rope_type":
             raise KeyError(key)
         return self["type"]
 
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        if key == "type":
+            self.parameters |= {name: value for name in ("type", "rope_type")}
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return `self[key]`, or the default."""
-        return super().get("type" if key == "rope_type" else key, default)
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def _lies_beside(self, key: object) -> bool:
+        return key == _BESIDE and key in self.parameters
 
 
 def old_rope_scaling(config: PretrainedConfig) -> Any:
@@ -43,10 +65,14 @@ def old_rope_scaling(config: PretrainedConfig) -> Any:
     if "rope_scaling" in vars(config):
         return vars(config)["rope_scaling"]
     parameters = getattr(config, "rope_parameters", None)
-    if not isinstance(parameters, dict) or parameters.get("rope_type", "default") == "default":
+    if not isinstance(parameters, dict):
         return None
-    own = {key: value for key, value in parameters.items() if key not in _ELSEWHERE}
-    return OldRopeScaling({"type": parameters["rope_type"], **own})
+    kind = parameters.get("rope_type", parameters.get("type", "default"))  # until the base has it
+    if kind == "default":
+        return None
+    elsewhere = (*_ELSEWHERE, _BESIDE) if _BESIDE in vars(config) else _ELSEWHERE
+    own = {key: value for key, value in parameters.items() if key not in elsewhere}
+    return OldRopeScaling({"type": kind} | own, parameters)
 
 
 def _set_rope_scaling(config: PretrainedConfig, value: Any) -> None:
@@ -57,7 +83,8 @@ def _set_rope_scaling(config: PretrainedConfig, value: Any) -> None:
         before = before if isinstance(before, dict) else {}
         if value is None and _was_given_none() and before.get("rope_type", "default") != "default":
             return
-        PretrainedConfig.rope_scaling.fset(config, value)
+        plain = dict(value) if isinstance(value, OldRopeScaling) else value
+        PretrainedConfig.rope_scaling.fset(config, plain)
         _keep_elsewhere(config, before)
     else:
         vars(config)["rope_scaling"] = value

@@ -52,6 +52,7 @@ _PROMPTS, _TOKENS = (1, 9, 40, 110), 132
 _BASE_FIELDS = {
     *("architectures", "auto_map", "model_type", "attn_implementation", "tie_word_embeddings"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "transformers_version", "torch_dtype"),
+    "_name_or_path",
 }
 """Fields of config.json that the base of a config class takes."""
 _SAME = 1e-4
@@ -216,6 +217,8 @@ def _whole(model: Any, text: Any) -> Any:
     how = {"use_cache": False} if caches else {}
     try:
         output = model(input_ids=text, **how)
+    except AttributeError:  # it wants to be told that all tokens count
+        output = model(input_ids=text, attention_mask=text.new_ones(text.shape), **how)
     except RuntimeError:  # it wants to be told where its tokens are
         output = model(input_ids=text, position_ids=_positions(text), **how)
     if isinstance(output, (tuple, dict)) and not hasattr(output, "logits"):

@@ -59,6 +59,7 @@ def bring_up_to_date(
             own._init_weights = _keeping_shapes(vars(own)["_init_weights"])
         if "tie_weights" in vars(own):
             own.tie_weights = _tying(own.tie_weights)
+        own._backward_compatibility_gradient_checkpointing = _as_it_is  # which is for training
     facts += [*_posted(package), *_of_one_dtype(package), *_plainly_saved(model_class)]
     facts += _choosing_eager(package)
     made = _made(config_class, config)
@@ -103,6 +104,10 @@ class _Fixed:
 
     def __set__(self, config: Any, value: Any) -> None:
         """Leave it as it is."""
+
+
+def _as_it_is(model: Any) -> None:
+    """Leave a model as it is."""
 
 
 def _leaving_inputs(forward: Any) -> Any:

@@ -46,6 +46,8 @@ class Toy(nn.Module):
         "scores.clamp(min=lowest)",
         "scores.clamp_min(-1e9)",
         "scores.clip(-65504.0)",
+        "scores.clip(lowest, torch.finfo(scores.dtype).max)",
+        "torch.clamp(scores, min=-torch.finfo(x.dtype).max, max=torch.finfo(x.dtype).max)",
     ],
 )
 def test_scores_that_may_not_be_below_the_least_number_are_as_they_were(
@@ -71,6 +73,9 @@ def test_scores_that_may_not_be_below_the_least_number_are_as_they_were(
         "scores.clamp(min=-80.0)",
         "scores.clamp(min=lowest, max=50.0)",
         "torch.clamp(scores, max=30.0)",
+        "scores.clip(lowest, torch.finfo(scores.dtype).eps)",
+        "scores.clip(lowest, torch.finfo(torch.float16).max)",
+        "scores.clip(lowest, -lowest / 1e37)",
     ],
 )
 def test_bounds_that_scores_may_reach_are_not_left_out(bound: str, translate: Translate) -> None:

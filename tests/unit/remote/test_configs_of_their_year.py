@@ -16,6 +16,7 @@ from transformers import LlamaConfig, MistralConfig
 from onboard.codegen.config_checks import check_same_values
 from onboard.codegen.config_class import plain_config_class
 from onboard.hf.old.own_configs import inherit_constructors, lend_fields, read_made_configs
+from onboard.plain_config import OLD_ROPE_SCALING
 
 _COMMON = """
 from transformers import PretrainedConfig
@@ -158,3 +159,68 @@ def test_configs_of_transformers_that_code_makes_read_as_of_its_year(heir: Any) 
     assert (scaled.rope_scaling["type"], scaled.rope_scaling["factor"]) == ("linear", 2.0)
     assert not hasattr(LlamaConfig(**values), "rope_theta")  # transformers' stays as it is
     assert module.MistralConfig is MistralConfig
+
+
+_COUNTS = """
+from transformers import PretrainedConfig
+
+
+class Heir(PretrainedConfig):
+    model_type = "heir"
+
+    def __init__(
+        self, hidden_size=64, num_attention_heads=4, max_position_embeddings=512, original_max_position_embeddings=128,
+        rope_theta=10000.0, rope_scaling=None, **kwargs,
+    ):
+        self.hidden_size = hidden_size
+        self.num_attention_heads = num_attention_heads
+        self.max_position_embeddings = max_position_embeddings
+        self.original_max_position_embeddings = original_max_position_embeddings
+        self.rope_theta = rope_theta
+        self.rope_scaling = rope_scaling
+        self._adjust()
+        self._check()
+        super().__init__(**kwargs)
+
+    def _adjust(self):
+        if self.rope_scaling is None:
+            return
+        if self.rope_scaling.get("type", None) in ["su", "yarn"]:
+            self.rope_scaling["type"] = "longrope"
+
+    def _check(self):
+        if self.rope_scaling is None:
+            return
+        if not isinstance(self.rope_scaling, dict) or len(self.rope_scaling) != 3:
+            raise ValueError(f"three fields, got {{self.rope_scaling}}")
+        if self.rope_scaling.get("type", None) not in ["longrope"]:
+            raise ValueError("longrope")
+"""
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su"])
+def test_what_lies_beside_a_scaling_is_not_counted_as_one_of_its_fields(
+    heir: Any, kind: str
+) -> None:
+    made = heir(_COUNTS)
+    made.rope_scaling = OLD_ROPE_SCALING
+    factors = [random.uniform(1, 4) for _ in range(8)]
+    print(factors)
+    beside = {"original_max_position_embeddings": 16 * random.randint(2, 9)}
+    scaling = {"type": kind, "short_factor": factors, "long_factor": factors}
+    first = made(rope_scaling=dict(scaling), **beside)
+    for config in (first, made(rope_scaling=first.rope_scaling, **beside)):
+        assert config.rope_scaling == scaling | {"type": "longrope"}
+        assert config.rope_scaling["original_max_position_embeddings"] in beside.values()
+        assert config.rope_scaling.get("rope_type") == config.rope_parameters["rope_type"]
+        assert config.rope_parameters["rope_type"] == "longrope"
+        assert config.rope_parameters.items() >= beside.items()
+    check_same_values(made, plain_config_class(made), {"rope_scaling": scaling, **beside})
+
+
+def test_fields_of_a_scaling_that_lie_in_it_are_counted(heir: Any) -> None:
+    made = heir(_FIELDS + "    max_position_embeddings: int = 512\n")
+    made.rope_scaling = OLD_ROPE_SCALING
+    own = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    config = made(rope_theta=1e4, rope_scaling=dict(own))
+    assert config.rope_scaling == own

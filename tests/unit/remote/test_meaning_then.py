@@ -102,6 +102,30 @@ def test_a_model_within_that_takes_eager_attention_alone_decides_for_all(
     assert module.OuterLM(module.ThenConfig()).model.chosen == "eager"
 
 
+_TRAINED = """
+class TrainedLM(ThenLM):
+    supports_gradient_checkpointing = True
+
+    def _set_gradient_checkpointing(self, {arguments}):
+        raise AssertionError("nothing is trained")
+"""
+
+
+@pytest.mark.parametrize("arguments", ["module, value=False", "enable=True, function=None"])
+def test_what_training_alone_recomputes_is_left_to_it(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "repository_code_that_is_trained"
+    module = _imported(name, _CODE + _TRAINED.format(arguments=arguments), "sdpa", monkeypatch)
+    fields = {"gradient_checkpointing": (False,)}  # true, as a tuple: what code has by mistake
+    with pytest.raises((AssertionError, TypeError)):
+        module.TrainedLM(module.ThenConfig(**fields))
+    bring_up_to_date(name, module.ThenConfig, module.TrainedLM, {"model_type": "then", **fields})
+    config = module.ThenConfig(**fields)
+    assert not any(model.is_gradient_checkpointing for model in [module.TrainedLM(config)] * 2)
+    assert config.gradient_checkpointing == (False,)
+
+
 def test_a_check_of_ropes_fields_leaves_them_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     key = "rope_config_validation"
     module: Any = importlib.import_module("transformers.modeling_rope_utils")

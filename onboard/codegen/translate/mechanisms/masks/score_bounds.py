@@ -1,5 +1,5 @@
-"""Bounds of attention's scores: masked scores that are kept from being below the least number, which
-makes infinities of sums of masks finite and changes no other score.
+"""Bounds of attention's scores: masked scores that are kept from being below the least number, or
+beyond the greatest one, too, which makes infinities finite and changes no other score.
 """
 
 from __future__ import annotations
@@ -36,7 +36,18 @@ def bounds_nothing(function: Any, bounds: Args, frame: Frame) -> bool:
     places = dict(zip(("min", "max"), bounds.positional, strict=False))
     lower = bounds.keywords.get("min", bounds.keywords.get("other", places.get("min", NONE)))
     upper = bounds.keywords.get("max", places.get("max", NONE))
-    return function in BOUNDING and upper.equals(NONE) and _is_least(lower, frame)
+    free = upper.equals(NONE) or _is_greatest(upper, frame)
+    return function in BOUNDING and free and _is_least(lower, frame)
+
+
+def _is_greatest(value: Value, frame: Frame) -> bool:
+    """Whether a value is `torch.finfo(dtype).max` of a tensor's dtype, or of float32: scores may be
+    greater than half precision goes.
+    """
+    match WrittenOut(local_values(frame)).visit(deepcopy(value.code())):
+        case ast.Attribute(value=ast.Call(args=[ast.Attribute(attr="dtype" | "float32")])) as node:
+            return _is_limit(node, "max")
+    return False
 
 
 def _is_least(value: Value, frame: Frame) -> bool:
@@ -50,10 +61,13 @@ def _is_low(node: ast.expr) -> bool:
             return _is_low(number)
         case ast.Call(func=ast.Attribute(value=tensor, attr="to" | "type_as")):
             return _is_low(tensor)
-        case ast.Attribute(value=ast.Call(func=called), attr="min"):
-            return ast.unparse(called) == "torch.finfo"
-        case ast.UnaryOp(
-            op=ast.USub(), operand=ast.Attribute(value=ast.Call(func=called), attr="max")
-        ):
-            return ast.unparse(called) == "torch.finfo"
-    return is_least(node)
+        case ast.UnaryOp(op=ast.USub(), operand=number) if _is_limit(number, "max"):
+            return True
+    return _is_limit(node, "min") or is_least(node)
+
+
+def _is_limit(node: ast.expr, end: str) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Call(func=called), attr=attr):
+            return attr == end and ast.unparse(called) == "torch.finfo"
+    return False
