@@ -82,7 +82,11 @@ def _fields(schema: dict[str, Any], known: dict[str, Any]) -> list[tuple[str, di
 
 
 def _is_free(field: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Whether some text may stand in a field that has no pattern and is not one of a few."""
+    """Whether some text may stand in a field that has no pattern and is not one of a few, or in one
+    of its own fields.
+    """
+    if "$ref" in field:
+        return any(_is_free(part, known) for _, part in _fields(field, known))
     parts = [*field.get("anyOf", []), *([field["items"]] if "items" in field else [])]
     parts += field.get("patternProperties", {}).values()
     if parts:
