@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 from collections.abc import Iterable
@@ -13,6 +14,8 @@ from typing import Any
 
 from onboard.content import CONTENT_ROOT
 from onboard.gpu import version
+
+log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "ONBOARD_CACHE"
 _LIBRARIES = (
@@ -37,6 +40,21 @@ def user_cache(kind: str) -> Path | None:
         return Path(chosen) / kind if chosen else None
     base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     return base / "onboard" / kind if base.is_absolute() else None
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file there, whole or not at all, unless it is there as it should be; where that cannot
+    be, the log says so, and it is made again next time.
+    """
+    try:
+        if path.is_file() and path.read_bytes() == content:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        log.warning("%s is not kept: %s", path.name, error)
 
 
 @cache

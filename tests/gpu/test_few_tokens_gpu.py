@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.four_bits import cuda_few_tokens as few
-from onboard.ops.four_bits.four_bits import pack, unpacked
+from onboard.ops.four_bits.four_bits import Words, pack, unpacked
 from tests.support.ops.naive import relative_error
 from tests.support.ops.seeds import seeded
 
@@ -32,7 +32,7 @@ SCALES = {
 def _words(
     levels: str, group: int, shape: tuple[int, ...], dtype: torch.dtype, zeros: bool = False,
     whole: bool = False, bias: bool = False,
-) -> few.Words:  # fmt: skip
+) -> Words:  # fmt: skip
     *rows, inputs = shape
     values = pack(torch.randint(0, 16, shape, device="cuda", dtype=torch.uint8))
     groups = (*rows, -(-inputs // group))
@@ -42,15 +42,15 @@ def _words(
     zero = torch.randint(0, 16, groups, device="cuda", dtype=torch.uint8) if zeros else None
     factor = torch.rand(rows, device="cuda") + 0.5 if whole else None
     added = torch.randn(rows, device="cuda").bfloat16() if bias else None
-    return few.Words(values, scale.to(dtype), zero, factor, added, levels, group)
+    return Words(values, scale.to(dtype), zero, factor, added, levels, group)
 
 
-def _values(words: few.Words, inputs: int) -> Tensor:
+def _values(words: Words, inputs: int) -> Tensor:
     form = (words.scale, words.zero, words.whole, words.levels, words.group)
     return unpacked(words.values, *form, inputs).double()
 
 
-def _expected(x: Tensor, words: few.Words, around: few.Around) -> Tensor:
+def _expected(x: Tensor, words: Words, around: few.Around) -> Tensor:
     wide = x.double()
     if around.norm is not None:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + around.eps)

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-import logging
 import math
-import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +17,7 @@ from torch import Tensor
 from onboard.experiments.elementwise.pointwise_op import common_shape, empty_results
 from onboard.ops.library import register_op
 from onboard.ops.triton.launch import power_of_two, require_device
-from onboard.user_cache import user_cache
-
-log = logging.getLogger("onboard.pointwise")
+from onboard.user_cache import keep, user_cache
 
 _SMALL, _BLOCK, _LARGE_BLOCK = 1 << 16, 256, 1024
 """Elements of a tile, for tensors of up to `_SMALL` elements and for larger ones."""
@@ -135,26 +131,11 @@ def _kernel(program: str, outer: int) -> Any:
     name = f"pointwise_{hashlib.sha256(source.encode()).hexdigest()[:32]}.py"
     folder = user_cache("kernels")
     path = Path(f"<{name}>") if folder is None else folder / name
-    if folder is not None:
-        _keep(path, source)
+    if folder is not None:  # for people and debuggers to read
+        keep(path, source.encode())
     # What runs is the text that was just made, whatever the file holds; Triton asks `linecache` for
     # it.
     linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
     names: dict[str, Any] = {"__name__": f"onboard_kernels.{path.stem}", "__file__": str(path)}
     exec(compile(source, str(path), "exec"), names)
     return names["kernel"]
-
-
-def _keep(path: Path, source: str) -> None:
-    """Write a kernel's file, for people and debuggers to read, unless it is there as it should
-    be.
-    """
-    try:
-        if path.exists() and path.read_bytes() == source.encode():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(source, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        log.warning("the generated kernel %s is not kept: %s", path.name, error)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
-import os
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -15,9 +13,7 @@ from typing import Any
 import torch
 
 from onboard.errors import OnboardError
-from onboard.user_cache import user_cache
-
-log = logging.getLogger(__name__)
+from onboard.user_cache import keep, user_cache
 
 
 def compiled(source: str, macros: Mapping[str, int], architecture: str) -> bytes:
@@ -34,18 +30,8 @@ def compiled(source: str, macros: Mapping[str, int], architecture: str) -> bytes
         return path.read_bytes()
     code = _compile(text, (f"--gpu-architecture={architecture}", "--std=c++17"))
     if path is not None:
-        _keep(path, code)
+        keep(path, code)
     return code
-
-
-def _keep(path: Path, code: bytes) -> None:
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(code)
-        draft.replace(path)
-    except OSError as error:
-        log.warning("a compiled kernel is not kept: %s", error)
 
 
 @cache

@@ -11,13 +11,12 @@ from onboard.ops.four_bits.cuda_few_tokens import (
     Around,
     Experts,
     Tiles,
-    Words,
     product,
     suits,
     suits_routing,
     suits_weight,
 )
-from onboard.ops.four_bits.four_bits import RUN
+from onboard.ops.four_bits.four_bits import RUN, Words
 from onboard.ops.triton.launch import power_of_two
 
 MOST_CHOICES = 16

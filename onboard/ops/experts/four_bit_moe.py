@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,30 +12,18 @@ from torch.nn import functional as F
 
 from onboard.ops.experts.moe import expert_activation, fake_moe, gated, run_experts
 from onboard.ops.experts.quantised_moe import gate_and_up
-from onboard.ops.four_bits.four_bits import unpacked
+from onboard.ops.four_bits.four_bits import Words, unpacked
 from onboard.ops.library import register_op, schema_of
 
 
-@dataclass(frozen=True)
-class _Product:
-    """One of the two products of all experts."""
-
-    words: Tensor
-    scale: Tensor
-    zero: Tensor | None
-    whole: Tensor | None
-    bias: Tensor | None
-    levels: str
-    group: int
-
-    def of(self, rows: Tensor, expert: int) -> Tensor:
-        """Return an expert's product with rows [tokens, inputs], float32."""
-        zero, whole, bias = (
-            None if each is None else each[expert] for each in (self.zero, self.whole, self.bias)
-        )
-        words, scale = self.words[expert], self.scale[expert]
-        weight = unpacked(words, scale, zero, whole, self.levels, self.group, rows.shape[-1])
-        return F.linear(rows.float(), weight, None if bias is None else bias.float())
+def _product(stack: Words, rows: Tensor, expert: int) -> Tensor:
+    """Return an expert's product with rows [tokens, inputs], float32."""
+    zero, whole, bias = (
+        None if each is None else each[expert] for each in (stack.zero, stack.whole, stack.bias)
+    )
+    words, scale = stack.values[expert], stack.scale[expert]
+    weight = unpacked(words, scale, zero, whole, stack.levels, stack.group, rows.shape[-1])
+    return F.linear(rows.float(), weight, None if bias is None else bias.float())
 
 
 def _mixture(
@@ -51,19 +38,20 @@ def _mixture(
     gate_cap: float | None = None, up_cap: float | None = None, order: str = "up_gate",
 ) -> Tensor:  # fmt: skip
     act = expert_activation(act_fn, alpha, gate_cap)
-    first = _Product(
+    first = Words(
         w3_w1_stacked_weight, w3_w1_weight_scale, w3_w1_weight_zero, w3_w1_weight_whole,
         w3_w1_stacked_bias, levels, group,
     )  # fmt: skip
-    second = _Product(
+    second = Words(
         w2_stacked_weight, w2_weight_scale, w2_weight_zero, w2_weight_whole,
         w2_stacked_bias, levels, group,
     )  # fmt: skip
 
     def expert(index: int, chosen: Tensor) -> Tensor:
-        rows = first.of(chosen, index)
+        rows = _product(first, chosen, index)
         gate, up = gate_and_up(rows, order) if is_gated_mlp else (rows, None)
-        return second.of(gated(gate, up, act, limit, up_offset, up_cap).to(x.dtype), index)
+        middle = gated(gate, up, act, limit, up_offset, up_cap).to(x.dtype)
+        return _product(second, middle, index)
 
     return run_experts(x, selected_experts, routing_weights, len(w2_stacked_weight), expert)
 

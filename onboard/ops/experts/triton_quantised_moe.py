@@ -147,9 +147,9 @@ def _four_bits(
         levels, group, w2_weight_zero, w2_weight_whole,
     )  # fmt: skip
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
-    token = last_contiguous(x.reshape(-1, x.shape[-1]))
-    if cuda_four_bit_moe.takes(token, selected_experts, routing_weights, up, down, activation):
-        chosen = (selected_experts, routing_weights)
+    tokens, chosen = x.reshape(-1, x.shape[-1]), (selected_experts, routing_weights)
+    if cuda_four_bit_moe.takes(tokens, *chosen, up, down, activation):
+        token = last_contiguous(tokens)
         return cuda_four_bit_moe.mixture(token, *chosen, up, down, activation).view(x.shape)
     tiles = four_bit_tiles(selected_experts.numel(), len(w2_stacked_weight))
     return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, "")

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from onboard.ops.cuda.kernel import Kernel
 from onboard.ops.cuda.nvrtc import compiled
-from onboard.ops.four_bits.four_bits import GROUPS, RUN
+from onboard.ops.four_bits.four_bits import GROUPS, RUN, Words
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
-from onboard.ops.triton.launch import power_of_two
+from onboard.ops.triton.launch import power_of_two, runs_hopper_code
 
 MOST_TOKENS = 8
 _LARGE, _MANY_ROWS = 2**25, 2**14
@@ -29,19 +29,6 @@ _SCALES = {
 _ROUTING = {torch.bfloat16: 0, torch.float32: 1}
 _ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
 _ORDERS = {"gate_up": 0, "up_gate": 1, "interleaved": 2}
-
-
-@dataclass(frozen=True)
-class Words:
-    """A weight in words [..., rows, words], see `four_bits.unpacked`, and a bias [..., rows]."""
-
-    values: Tensor
-    scale: Tensor
-    zero: Tensor | None
-    whole: Tensor | None
-    bias: Tensor | None
-    levels: str
-    group: int
 
 
 @dataclass(frozen=True)
@@ -131,17 +118,12 @@ def suits_weight(device: torch.device, dtype: torch.dtype, inputs: int, words: W
         )
     return (
         codes
-        and _is_hopper(device)
+        and runs_hopper_code(device)
         and dtype == torch.bfloat16
         and inputs % 4 == 0
         and words.scale.dtype in _SCALES
         and (words.bias is None or words.bias.dtype == dtype)
     )
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def suits_routing(routing: Tensor) -> bool:

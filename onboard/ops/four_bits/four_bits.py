@@ -8,6 +8,7 @@ thread of it has, holds eight pairs of neighbouring inputs. The last run is fill
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -27,6 +28,19 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """Values of the 16 codes (OCP Microscaling Formats 1.0, section 5.3.3)."""
 ZERO = 8
 """The code of zero where no others are given: integers from -8 to 7."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """A weight in words [..., rows, words], see `unpacked`, and a bias [..., rows]."""
+
+    values: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    whole: Tensor | None
+    bias: Tensor | None
+    levels: str
+    group: int
 
 
 def pack(codes: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ import torch
 import triton
 from torch import Tensor
 
-from onboard.ops.four_bits.cuda_few_tokens import Around, Words, product, suits
+from onboard.ops.four_bits.cuda_few_tokens import Around, product, suits
 from onboard.ops.four_bits.four_bit_kernels import HAS_PTX
 from onboard.ops.four_bits.four_bit_linear import fake_fused_four_bit_linear
 from onboard.ops.four_bits.four_bit_product import four_bit_kernel, write_out_kernel
 from onboard.ops.four_bits.four_bit_row_kernels import four_bit_rows_kernel
 from onboard.ops.four_bits.four_bit_vector import four_bit_vector_kernel
-from onboard.ops.four_bits.four_bits import RUN
+from onboard.ops.four_bits.four_bits import RUN, Words
 from onboard.ops.library import register_op
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.triton_linear import Tiles, as_rows, compose, counters

@@ -11,11 +11,11 @@ from onboard.ops.latent_attention.absorb_kernels import absorb_kernel
 from onboard.ops.latent_attention.triton_joined_parts import MOST_SPLITS, join_parts
 from onboard.ops.triton.launch import (
     dot_type,
-    is_hopper,
     last_contiguous,
     overlaps,
     power_of_two,
     processors,
+    runs_hopper_code,
     splits_for,
     tile_width,
 )
@@ -33,12 +33,9 @@ _FEWEST_HEADS = 17
 def suits(q_nope: Tensor, q_pe: Tensor, latents: Tensor, cache: Tensor) -> bool:
     """Whether the kernel computes a decode step of these, with queries [1, tokens, heads, channels] and
     latents [1, tokens, rank]: on Hopper GPUs, in one 16-bit dtype.
-
-    Blackwell has other instructions for matrices.
     """
     return (
-        is_hopper(q_nope.device)
-        and torch.cuda.get_device_capability(q_nope.device)[0] == 9
+        runs_hopper_code(q_nope.device)
         and cache.dtype == q_nope.dtype
         and cache.dtype in (torch.bfloat16, torch.float16)
         and q_nope.shape[2] >= _FEWEST_HEADS

@@ -77,6 +77,14 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@cache
+def runs_hopper_code(device: torch.device) -> bool:
+    """Whether it runs what is compiled for Hopper GPUs alone: others, also newer ones, have other
+    instructions for matrices.
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def power_of_two(size: int) -> int:
     """Return the smallest power of two that is at least `size`."""
     return int(triton.next_power_of_2(size))

@@ -16,7 +16,15 @@ from tests.unit.codegen.test_own_mixtures import HEAD, _computed, _found
 
 Translate = Callable[..., tuple[Any, str, str]]
 
-PARTS = """
+OF_EACH = """
+def of_each(chosen, shares, count):
+    found = {}
+    for number in range(count):
+        here, place = torch.nonzero(chosen == number, as_tuple=True)
+        found[number] = [here, shares[here, place]]
+    return found
+"""
+PARTS = f"""
 
 class Holder(nn.Module):
     def __init__(self, config):
@@ -27,13 +35,7 @@ class Holder(nn.Module):
         raise NotImplementedError
 
 
-def of_each(chosen, shares, count):
-    found = {}
-    for number in range(count):
-        here, place = torch.nonzero(chosen == number, as_tuple=True)
-        found[number] = [here, shares[here, place]]
-    return found
-
+{OF_EACH}
 
 class Router(nn.Module):
     def __init__(self, config):
@@ -191,14 +193,8 @@ def test_a_module_that_is_called_holds_no_experts_of_its_owner(translate: Transl
     assert _found(text, SIZES, translate, torch.randn(2, 9, 8)) is None
 
 
-WHOLE = """
-def of_each(chosen, shares, count):
-    found = {}
-    for number in range(count):
-        here, place = torch.nonzero(chosen == number, as_tuple=True)
-        found[number] = [here, shares[here, place]]
-    return found
-
+WHOLE = f"""
+{OF_EACH}
 
 class Expert(nn.Module):
     def __init__(self, config):

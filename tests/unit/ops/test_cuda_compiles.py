@@ -16,7 +16,7 @@ import triton
 from onboard.errors import OnboardError
 from onboard.ops.cuda.nvrtc import compiled
 from onboard.ops.four_bits import cuda_few_tokens as few
-from onboard.ops.four_bits.four_bits import RUN, WORDS
+from onboard.ops.four_bits.four_bits import RUN, WORDS, Words
 
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 INT4, FLOATS = ("int4", 128, torch.bfloat16), ("e2m1", 32, torch.uint8)
@@ -38,7 +38,7 @@ def _macros(
     values = torch.empty(rows, -(-inputs // RUN) * WORDS, dtype=torch.int32, device="meta")
     scale = torch.empty(rows, -(-inputs // group), dtype=dtype, device="meta")
     zero = scale.to(torch.uint8) if levels == "int4" else None
-    words = few.Words(values, scale, zero, None, None, levels, group)
+    words = Words(values, scale, zero, None, None, levels, group)
     tiles = few.tiles_for(tokens, rows, inputs, levels)
     form = few._form(inputs, tokens, words, few.Around(**around), tiles, 1, None)
     assert form.shared <= 227 * 1024

@@ -75,26 +75,42 @@ def joined(makers: Makers, region: Region, variables: dict[str, Any]) -> Iterato
             continue
         run, place, through = makers.of(region, variable)
         function = None if run is None else run.definition()
-        for begin in range(len(function.body) - 1, -1, -1) if run and function else ():
-            assert run is not None
-            assert function is not None
-            *tail, last = function.body[begin:]
-            value, before = _value(tail, last, place), run.lines.get(function.body[begin].lineno)
-            if value is None or before is None:
-                continue
-            read = read_first([*tail, ast.Expr(value)])
-            given = [name for name in read if isinstance(before.get(name), torch.Tensor)]
-            file = module_source(run.names["__name__"]).path.name
-            handed: dict[str, Any] = {"variable": variable, "file": file, "function": function.name}
-            handed |= {"line": function.lineno, "begin": begin, "place": place, "tensors": given}
-            handed |= {"through": through}
-            made = _Prefixed(variable, run.names | before)
-            first = [made.visit(copy.deepcopy(node)) for node in tail]
-            target = ast.Name(variable, ast.Store())
-            first.append(ast.Assign([target], made.visit(copy.deepcopy(value)), lineno=0))
-            whole = replace(region, statements=(*first, *region.statements))
-            rest = {key: item for key, item in variables.items() if key != variable}
-            yield Joined(whole, rest | made.known, handed)
+        if run is None or function is None:
+            continue
+        rest = {key: item for key, item in variables.items() if key != variable}
+        for begin in range(len(function.body) - 1, -1, -1):
+            end = _end(run, function, begin, place, variable)
+            if end is not None:
+                first, known, handed = end
+                whole = replace(region, statements=(*first, *region.statements))
+                yield Joined(whole, rest | known, handed | {"through": through})
+
+
+def _end(
+    run: _Run, function: ast.FunctionDef, begin: int, place: int, variable: str
+) -> tuple[list[ast.stmt], dict[str, Any], dict[str, Any]] | None:
+    """Return the end of a function, from a statement on, as statements that make a variable; what
+    their names stand for before, and what a model file is told of it. None where it is no such end.
+    """
+    *tail, last = function.body[begin:]
+    value, before = _value(tail, last, place), run.lines.get(function.body[begin].lineno)
+    if value is None or before is None:
+        return None
+    made = _Prefixed(variable, run.names | before)
+    first = [made.visit(copy.deepcopy(node)) for node in tail]
+    target = ast.Name(variable, ast.Store())
+    first.append(ast.Assign([target], made.visit(copy.deepcopy(value)), lineno=0))
+    read = read_first([*tail, ast.Expr(value)])
+    handed = {
+        "variable": variable,
+        "file": module_source(run.names["__name__"]).path.name,
+        "function": function.name,
+        "line": function.lineno,
+        "begin": begin,
+        "place": place,
+        "tensors": [name for name in read if isinstance(before.get(name), torch.Tensor)],
+    }
+    return first, made.known, handed
 
 
 class _Prefixed(ast.NodeTransformer):
