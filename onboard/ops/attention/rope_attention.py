@@ -33,6 +33,17 @@ def apart(
     return q, k, v
 
 
+def turned(
+    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, turns: str, heads: _Heads
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries and keys that are rotated, and values, as attention takes them that does not
+    rotate by itself; arguments are as in `torch_rope_attention`.
+    """
+    q, k, v = apart(query, key, value, heads)
+    q, k = TURNS[turns](q, k, cos, sin)
+    return q, k, v
+
+
 def _empty(
     query: Tensor, key: Tensor, value: Tensor, heads: _Heads, out_scale: Tensor | None
 ) -> Tensor:
@@ -101,8 +112,7 @@ def torch_rope_attention(
     Returns:
         [batch, sequence, heads, value_dim], as `torch_attention`.
     """
-    q, k, v = apart(query, key, value, heads)
-    q, k = TURNS[turns](q, k, cos, sin)
+    q, k, v = turned(query, key, value, cos, sin, turns, heads)
     biases = "bsnd", alibi_slopes, chunk_size
     return torch_attention(
         q, k, v, None, 0.0, True, scale, sinks, sliding_window, logit_cap, *biases,
@@ -186,8 +196,7 @@ def torch_cached_rope_attention(
     Returns:
         [1, tokens, heads, value_dim], as `torch_cached_attention`.
     """
-    q, k, v = apart(query, key, value, heads)
-    q, k = TURNS[turns](q, k, cos, sin)
+    q, k, v = turned(query, key, value, cos, sin, turns, heads)
     metadata = cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host
     return torch_cached_attention(
         q, k, v, *metadata, k_cache, v_cache, sinks, scale, sliding_window, logit_cap, alibi_slopes,

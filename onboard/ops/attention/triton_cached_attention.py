@@ -19,6 +19,12 @@ from onboard.ops.attention.attention_kernels import (
     write_cache_kernel,
 )
 from onboard.ops.attention.cached_attention import fake_cached_attention, torch_cached_attention
+from onboard.ops.attention.cuda_decode_attention import (
+    Scores,
+    Sequences,
+    decode_attention,
+)
+from onboard.ops.attention.cuda_decode_attention import suits as suits_one_launch
 from onboard.ops.attention.dense_prefill import attend_whole_prompts, takes_whole_prompts
 from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
 from onboard.ops.attention.stored import as_output
@@ -233,14 +239,20 @@ def attend(
     plan = _plan(q, v_cache, block_table, counts, invariant, bounded)
     if not plan.decode:
         _write(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale, scales)
-        plain = all(
-            each is None for each in (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
-        )
+        others = (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
+        plain = all(each is None for each in others)
         if plain and not invariant and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
             mixed = attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)
             return as_output(mixed, out_scale)[None]
     kind = q.dtype if out_scale is None else torch.float8_e4m3fn
     out = parts = lse = output_rows((tokens, heads, value_dim), kind, batch_info_host, q.device)
+    scale = dim**-0.5 if scale is None else scale
+    there = Sequences(cu_seqlens, kv_lens, block_table, slot_mapping, sequences)
+    scores = Scores(scale, sinks, sliding_window or 0, logit_cap, chunk_size or 0)
+    alone = plan.decode and alibi_slopes is k_scale is out_scale is None
+    if alone and suits_one_launch(q, k, v, sequences, (k_cache, v_cache), sinks, rotation):
+        decode_attention(out, q, k, v, there, (k_cache, v_cache), scores, rotation)
+        return out[None]
     if plan.splits > 1:
         parts = q.new_empty((tokens, heads, plan.splits, value_dim), dtype=torch.float32)
         lse = q.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
@@ -252,7 +264,7 @@ def attend(
     tables, steps, turning = decoding_rotation(rotation)
     attention_kernel[plan.grid](
         parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks, alibi_slopes,
-        k_scale, v_scale, out_scale, *tables, dim**-0.5 if scale is None else scale, plan.splits, sequences, *steps,
+        k_scale, v_scale, out_scale, *tables, scale, plan.splits, sequences, *steps,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], block_table.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,

@@ -12,6 +12,8 @@ from onboard.errors import OnboardError
 
 _MOST_SHARED_MEMORY = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
+_LARGE_CLUSTERS = 14
+"""CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: of up to sixteen programs."""
 _CLUSTER, _OVERLAP = 4, 6
 """CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and ..._PROGRAMMATIC_STREAM_SERIALIZATION"""
 
@@ -47,7 +49,8 @@ class Kernel:
         _check(self._driver.cuModuleLoadData(ctypes.byref(self._module), code))
         function = ctypes.byref(self._function)
         _check(self._driver.cuModuleGetFunction(function, self._module, name.encode()))
-        _check(self._driver.cuFuncSetAttribute(self._function, _MOST_SHARED_MEMORY, shared))
+        for attribute, value in ((_MOST_SHARED_MEMORY, shared), (_LARGE_CLUSTERS, 1)):
+            _check(self._driver.cuFuncSetAttribute(self._function, attribute, value))
 
     def clusters(self, cluster: int) -> int:
         """Return how many clusters of so many programs the device has at a time."""

@@ -195,10 +195,11 @@ def _form(
     kept = 2048 if columns > 1 else 256 if groups == 1 else 512
     of_inputs = runs * groups * columns if integers else 0
     of_rows = 2 * tiles.parts * columns * 16 * tiles.height
+    of_norm = columns * (runs + 1) if around.norm is not None else 0
     return _Form(
         tuple((name, int(value)) for name, value in macros.items()),
         threads=32 * tiles.parts * tiles.height,
-        shared=kept * (runs + 1) + 4 * (of_inputs + of_rows),
+        shared=kept * (runs + 1) + 4 * (of_inputs + of_rows + of_norm),
     )
 
 

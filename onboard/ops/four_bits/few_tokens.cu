@@ -131,30 +131,42 @@ struct Program {
     go_to(ahead);
   }
 
-  __device__ __forceinline__ float root_mean_square() const {  // one over it
-    float squares = 0.f;
-#pragma unroll 4
-    for (int i = threadIdx.x * 4; i < of.inputs; i += THREADS * 4) {
-      const uint2 v = *(const uint2*)(of.x + i);
-      squares += low_of(v.x) * low_of(v.x) + high_of(v.x) * high_of(v.x) + low_of(v.y) * low_of(v.y) + high_of(v.y) * high_of(v.y);
+  __device__ __forceinline__ float* squares() const { return parts + 2 * PARTS * TOKENS * ROWS; }  // of inputs [runs + 1][TOKENS], at last of all
+
+  // Sums of squares of the program's inputs of each row, from those of its runs.
+  __device__ __forceinline__ void add_up_squares() const {
+    for (int row = warp; row < TOKENS; row += WARPS) {
+      float sum = 0.f;
+      for (int run = lane; run < EACH * each; run += 32) sum += squares()[run * TOKENS + row];
+      for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+      if (lane == 0) squares()[EACH * each * TOKENS + row] = sum;
     }
-    for (int i = 16; i; i /= 2) squares += __shfl_xor_sync(~0u, squares, i);
-    if (lane == 0) parts[warp] = squares;
-    __syncthreads();
-    squares = 0.f;
-    for (int i = 0; i < WARPS; i++) squares += parts[i];
-    return rsqrtf(squares / of.inputs + of.eps);
   }
 
-  // Put eight inputs of a row, four of each of two planes, where products find them.
-  __device__ __forceinline__ void keep(int row, int run, int i, const uint2 (&in)[2], const uint2 (&by)[2], float inverse) {
-    float v[8];
+  __device__ __forceinline__ float inverse_of(int row) const {  // of a row's root mean square
+    float sum = 0.f;
+#pragma unroll
+    for (int c = 0; c < CLUSTER; c++) sum += there(squares() + EACH * each * TOKENS + row, c);
+    return rsqrtf(sum / of.inputs + of.eps);
+  }
+
+  // Put eight inputs of a row, four of each of two planes, where products find them. A norm's factor that a row's
+  // inputs share comes to their products, when all squares are known.
+  __device__ __forceinline__ void keep(int row, int run, int i, const uint2 (&in)[2], const uint2 (&by)[2]) {
+    float v[8], square = 0.f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const float from[4] = {low_of(in[h].x), high_of(in[h].x), low_of(in[h].y), high_of(in[h].y)};
       const float weight[4] = {low_of(by[h].x), high_of(by[h].x), low_of(by[h].y), high_of(by[h].y)};
 #pragma unroll
-      for (int j = 0; j < 4; j++) v[h * 4 + j] = HAS_NORM ? rounded(rounded(from[j] * inverse) * weight[j]) : from[j];
+      for (int j = 0; j < 4; j++) {
+        v[h * 4 + j] = HAS_NORM ? rounded(from[j] * weight[j]) : from[j];
+        square += from[j] * from[j];
+      }
+    }
+    if (HAS_NORM) {
+      for (int j = 8; j; j /= 2) square += __shfl_xor_sync(__activemask(), square, j);
+      if (i == 0) squares()[run * TOKENS + row] = square;
     }
     if (INTEGERS) add_up(row, run, i, v);
 #pragma unroll
@@ -189,31 +201,38 @@ struct Program {
 
   // Inputs, as products take them, of the program's runs.
   __device__ __forceinline__ void prepare() {
-    const float inverse = HAS_NORM ? root_mean_square() : 1.f;
-    constexpr int AHEAD = 4, PLANES = PAIRED ? 32 : 16, APART = PAIRED ? 16 : 64;
-    const int held = EACH * each, count = (SUMMED ? SLOTS : TOKENS) * held * 16;
+    constexpr int TOGETHER = MANY ? 4 : 1, AHEAD = MANY ? 1 : HAS_NORM ? 2 : 4;  // rows, and places, that are loaded at once
+    constexpr int PLANES = PAIRED ? 32 : 16, APART = PAIRED ? 16 : 64;
+    const int held = EACH * each, places = held * 16, count = (SUMMED ? SLOTS : TOKENS) / TOGETHER * places;
     for (int start = threadIdx.x; start < count; start += THREADS * AHEAD) {
-      uint2 in[AHEAD][2], by[AHEAD][2];
+      uint2 in[AHEAD][TOGETHER][2], by[AHEAD][2];
 #pragma unroll
       for (int j = 0; j < AHEAD; j++) {
-        const int i = start + j * THREADS, row = i / (held * 16), run = i / 16 % held;
+        const int i = start + j * THREADS, first = i / places * TOGETHER, run = i % places / 16;
         const int k = (begin + run) * RUN + i % 16 / 4 * PLANES + i % 4 * 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const bool there = i < count && run < runs && k + h * APART < of.inputs && row < (SUMMED ? of.pairs : of.tokens);
-          in[j][h] = there ? *(const uint2*)(of.x + (i64)row * of.inputs + k + h * APART) : make_uint2(0, 0);
+          const bool there = i < count && run < runs && k + h * APART < of.inputs;
           by[j][h] = HAS_NORM && there ? *(const uint2*)(of.norm + k + h * APART) : make_uint2(0, 0);
+#pragma unroll
+          for (int r = 0; r < TOGETHER; r++) {
+            const bool given = there && first + r < (SUMMED ? of.pairs : of.tokens);
+            in[j][r][h] = given ? *(const uint2*)(of.x + (i64)(first + r) * of.inputs + k + h * APART) : make_uint2(0, 0);
+          }
         }
       }
 #pragma unroll
       for (int j = 0; j < AHEAD; j++) {
         const int i = start + j * THREADS;
-        if (i < count) keep(i / (held * 16), i / 16 % held, i % 16, in[j], by[j], inverse);
+        if (i >= count) break;
+#pragma unroll
+        for (int r = 0; r < TOGETHER; r++) keep(i / places * TOGETHER + r, i % places / 16, i % 16, in[j][r], by[j]);
       }
     }
     if (!MANY)
       for (int i = threadIdx.x; i < KEPT / 16; i += THREADS) ((uint4*)(kept + SLOTS * held * KEPT))[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
+    if (HAS_NORM) add_up_squares();
   }
 
   // Products of one token: columns are groups.
@@ -316,6 +335,14 @@ struct Program {
     else __syncthreads();
   }
 
+  __device__ __forceinline__ static float there(const float* from, int rank) {  // what a program of the cluster has
+    if (CLUSTER == 1) return *from;
+    u32 address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((u32)__cvta_generic_to_shared(from)), "r"(rank));
+    float v; asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address));
+    return v;
+  }
+
   __device__ __forceinline__ float total(int token, int row, int slot) const {
     float v = 0.f;
 #pragma unroll
@@ -323,13 +350,7 @@ struct Program {
 #pragma unroll
       for (int q = 0; q < EACH; q++) {
         const float* from = parts + ((buffer * PARTS + q * SLOTS + slot) * TOKENS + token) * ROWS + row;
-        float there = 0.f;
-        if (CLUSTER > 1) {
-          u32 address;
-          asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((u32)__cvta_generic_to_shared(from)), "r"(c));
-          asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(there) : "r"(address));
-        } else there = *from;
-        v += there;
+        v += there(from, c);
       }
     return v * BACK;
   }
@@ -337,6 +358,7 @@ struct Program {
   // What a row of an expert brings to a token.
   __device__ __forceinline__ float brought(int token, int row, int slot, i64 expert) const {
     float v = total(token, row, slot);
+    if (HAS_NORM) v *= inverse_of(token);
     const i64 at = weight_row(expert, tile, row);
     if (HAS_WHOLE) v *= of.whole[at];
     if (HAS_BIAS) v += low_of(of.bias[at]);

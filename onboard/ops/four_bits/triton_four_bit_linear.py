@@ -169,7 +169,8 @@ def triton_fused_four_bit_linear(
     activation: str = "",
 ) -> Tensor:
     """`torch_fused_four_bit_linear` as one kernel for few tokens, behind that of the norm, which
-    one token has within, and around the library's product for more.
+    the kernel for up to eight on Hopper GPUs, and that for one, have within, and around the
+    library's product for more.
     """
     require_device(input)
     if not input.numel():
@@ -178,8 +179,6 @@ def triton_fused_four_bit_linear(
     form = (weight_scale, zero, whole, levels, group)
     words = Words(weight, weight_scale, zero, whole, bias, levels, group)
     if suits(x, words):
-        if norm_weight is not None and len(x) > 1:
-            x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
         y = product(x, words, Around(residual, norm_weight, eps, bool(activation), activation))
         return y.view(*input.shape[:-1], y.shape[-1])
     if len(x) == 1 and takes_rows(zero, whole, levels, group, x.shape[1]):

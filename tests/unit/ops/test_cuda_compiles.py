@@ -24,7 +24,7 @@ FORMS: list[tuple[int, tuple[str, int, torch.dtype], dict[str, Any]]] = [
     (1, INT4, {"gated": True, "activation": "silu", "norm": torch.ones(1)}),
     (1, FLOATS, {"residual": torch.ones(1)}),
     (8, INT4, {"residual": torch.ones(1)}),
-    (8, FLOATS, {"gated": True, "activation": "gelu"}),
+    (8, FLOATS, {"gated": True, "activation": "gelu", "norm": torch.ones(1)}),
     (8, ("e2m1", 16, torch.float8_e4m3fn), {}),
     (3, ("int4", 64, torch.float16), {"limit": 7.0, "alpha": 1.7}),
 ]
