@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from onboard.ops.four_bits import cuda_few_tokens as few
 from onboard.ops.four_bits.four_bits import Words, pack, unpacked
+from onboard.ops.linear import triton_fp8_linear as fp8
+from onboard.ops.linear.fp8_linear import dequantised
 from tests.support.ops.naive import relative_error
 from tests.support.ops.seeds import seeded
 
@@ -85,6 +87,39 @@ def test_products_are_those_of_float64(levels: str, group: int, tokens: int) -> 
         assert few.suits(x, words)
         error = relative_error(few.product(x, words, around), _expected(x, words, around))
         assert error < 5e-3, (outputs, inputs, dtype, zeros, gated, error)
+
+
+@pytest.mark.parametrize("act", ["", "silu"])
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+def test_bytes_are_those_of_float64(tokens: int, blocks: bool, act: str) -> None:
+    """Eight-bit floats of every code, with scales of rows or of blocks."""
+    seeded()
+    for outputs, inputs in ((200, 1024), (1104, 2880), (20000, 512), (48, 14336)):
+        codes = torch.randint(0, 256, (outputs, inputs), device="cuda", dtype=torch.uint8)
+        codes[codes % 128 == 127] = 0  # no numbers
+        weight = codes.view(torch.float8_e4m3fn)
+        shape = (-(-outputs // 128), -(-inputs // 128)) if blocks else (outputs,)
+        scale = torch.rand(shape, device="cuda") * 1e-3 + 1e-4
+        x = torch.randn(tokens, inputs, device="cuda").bfloat16()
+        norm = torch.rand(inputs, device="cuda").bfloat16() if act else None
+        bias = torch.randn(outputs, device="cuda").bfloat16() if blocks else None
+        made = outputs // 2 if act else outputs
+        residual = torch.randn(tokens, made, device="cuda").bfloat16()
+        wide = x.double()
+        if norm is not None:
+            inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+            wide = (wide * norm.double()).bfloat16().double() * inverse
+        y = wide @ dequantised(weight, scale).double().T
+        y = y if bias is None else y + bias.double()
+        if act:
+            gate, up = y.chunk(2, -1)
+            y = F.silu(gate) * up
+        words = fp8._words(weight, scale, bias)
+        assert few.suits(x, words)
+        around = few.Around(residual, norm, 1e-6, bool(act), act)
+        actual = few.product(x, words, around)
+        assert relative_error(actual, y + residual.double()) < 5e-3, (outputs, inputs)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from onboard.graph.backends import NO_TRITON, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call
 from onboard.graph.post_load_fusion.rotated_attention import Rotated, rotation_before
 from onboard.graph.post_load_fusion.slices import Slice, slice_of, width
-from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
+from onboard.graph.transform import (
+    GraphTransform,
+    TransformConfig,
+    TransformInfo,
+    register_transform,
+    skipped,
+)
 
 _ops, aten = torch.ops.onboard, torch.ops.aten
 _VIEWS = (aten.view, aten.reshape, aten.unflatten)
@@ -25,6 +32,10 @@ class FuseRopeIntoTrtllmAttentionConfig(TransformConfig):
 
     fuse_qkv_passthrough: bool = True
     """Where they are one product, it is handed over as it is, and attention takes it apart."""
+    where: Literal["everywhere", "faster"] = "everywhere"
+    """With "faster", only where kernels rotate, and no norms stand before the rotation: its own kernel
+    takes these in.
+    """
 
 
 @register_transform("fuse_rope_into_trtllm_attention")
@@ -35,13 +46,18 @@ class FuseRopeIntoTrtllmAttention(GraphTransform[FuseRopeIntoTrtllmAttentionConf
 
     config_class = FuseRopeIntoTrtllmAttentionConfig
 
-    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each attention."""
+        faster = self.config.where == "faster"
+        if faster and choose_backend("auto", context, self.key) != "triton":
+            return skipped(NO_TRITON)
         attentions, matches, joined = nodes_of(gm, _ops.torch_attention), 0, 0
         for attention in attentions:
             values = arguments(attention)
             found = rotation_before(attention, values["query"], values["key"])
-            if found is not None and _is_plain(values):
+            if found is None or (faster and _is_norm(found.query)):
+                continue
+            if _is_plain(values):
                 matches += 1
                 joined += self._fuse(gm, attention, found, values)
         self._tell(context, len(attentions), matches, joined)
@@ -76,6 +92,10 @@ class FuseRopeIntoTrtllmAttention(GraphTransform[FuseRopeIntoTrtllmAttentionConf
             context.facts.append(
                 f"{self.key}: {apart} of {matches} attentions read queries, keys and values apart"
             )
+
+
+def _is_norm(node: fx.Node) -> bool:
+    return is_op(node, _ops.torch_rmsnorm, _ops.triton_rmsnorm)
 
 
 def _is_plain(values: Mapping[str, Any]) -> bool:

@@ -8,7 +8,9 @@ caches, in which these rows are inputs; steps of text alone go on with the text 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,8 +18,10 @@ from torch import fx
 from onboard.errors import OnboardError
 from onboard.graph.fx import add_placeholder, arguments, copy_graphs, nodes_of
 from onboard.graph.pattern_matcher.layer_ends import members, results
+from onboard.ops.attention.rope_attention import turned
 from onboard.ops.library import cached_forms, declared
 
+_TURNED = ("query", "key", "value", "cos", "sin", "turns", "heads")
 EMBEDS, COS, SIN, BLOCKS = "image_embeds", "image_cos", "image_sin", "attention_blocks"
 HAS_EMBEDS, HAS_TABLES = "has_embeds", "has_tables"
 """Inputs of such a graph: rows [1, tokens, size], blocks [tokens] int32, and of which tokens the
@@ -145,25 +149,41 @@ def _rows(gm: fx.GraphModule, node: fx.Node, name: str) -> fx.Node:
 
 def _attend_in_blocks(gm: fx.GraphModule) -> None:
     """Replace cached attention by the one that knows blocks, of the same arguments and one more."""
-    own = torch.ops.onboard
-    rotating = cached_forms("torch_rope_attention").values()
-    if nodes_of(gm, *(getattr(own, name) for name in rotating)):
-        raise OnboardError(
-            "an image's tokens see each other, which attention that rotates by itself does not know",
-            hint="Leave fuse_rope_into_trtllm_attention off, or run with text alone",
-        )
-    for node in nodes_of(
-        gm, *(getattr(own, name) for name in cached_forms("torch_attention").values())
-    ):
+    for node in nodes_of(gm, *_cached("torch_rope_attention")):
+        _rotate_before(gm, node)
+    for node in nodes_of(gm, *_cached("torch_attention")):
         query = node.args[0]
         assert isinstance(query, fx.Node)
         blocks = add_placeholder(
-            gm, BLOCKS, torch.empty(7, dtype=torch.int32, device=query.meta["val"].device)
+            gm, BLOCKS, torch.empty(7, dtype=torch.int32, device=node.meta["val"].device)
         )
         with gm.graph.inserting_before(node):
             new = gm.graph.call_function(
-                own.torch_cached_block_attention.default, (blocks, *node.args), node.kwargs
+                torch.ops.onboard.torch_cached_block_attention.default,
+                (blocks, *node.args),
+                node.kwargs,
             )
-        new.meta.update(node.meta)
-        node.replace_all_uses_with(new)
-        gm.graph.erase_node(node)
+        _replace(gm, node, new)
+
+
+def _cached(op: str) -> list[Any]:
+    return [getattr(torch.ops.onboard, name) for name in cached_forms(op).values()]
+
+
+def _rotate_before(gm: fx.GraphModule, node: fx.Node) -> None:
+    """Replace a cached attention that rotates by itself by one behind a rotation."""
+    op = torch.ops.onboard.torch_cached_attention.default
+    values = dict(arguments(node))
+    with gm.graph.inserting_before(node):
+        given = tuple(values[name] for name in _TURNED)
+        parts = gm.graph.call_function(turned, given)
+        for place, name in enumerate(("query", "key", "value")):
+            values[name] = gm.graph.call_function(operator.getitem, (parts, place))
+        new = gm.graph.call_function(op, tuple(values[each.name] for each in op._schema.arguments))
+    _replace(gm, node, new)
+
+
+def _replace(gm: fx.GraphModule, node: fx.Node, new: fx.Node) -> None:
+    new.meta.update(node.meta)
+    node.replace_all_uses_with(new)
+    gm.graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""Four-bit weights over few tokens on Hopper GPUs: how their kernel is launched."""
+"""Weights of four or eight bits over few tokens on Hopper GPUs: how their kernel is launched."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.triton.launch import power_of_two, runs_hopper_code
 
 MOST_TOKENS = 8
-_LARGE, _MANY_ROWS = 2**25, 2**14
-"""Of weights whose programs are the larger ones: codes, for one token; rows, for some."""
-_MOST_RUNS = 96
-"""Of some tokens' inputs, that a program's memory holds."""
+_LARGE, _MANY_ROWS = 2**24, 2**14
+"""Of weights whose programs are the larger ones: bytes, for one token; rows, for some."""
+_MOST_INPUTS = 96 * RUN
+"""Of some tokens, that a program's memory holds."""
+BYTES = "e4m3"
+"""The levels of a weight [outputs, inputs] that has a byte for each code, as PyTorch keeps it."""
+SCALED_ROWS = 128
+"""Of such a weight, that share scales of groups of inputs."""
 _MOST_CLUSTER = 4
 _SOURCES = ("tiny_numbers.cuh", "few_tokens.cu")
 _SCALES = {
@@ -99,7 +103,7 @@ def suits(x: Tensor, words: Words) -> bool:
     """Whether the kernel computes products of x [tokens, inputs]: few, and as `suits_weight` says."""
     return (
         len(x) <= MOST_TOKENS
-        and x.shape[1] <= _MOST_CLUSTER * _MOST_RUNS * RUN
+        and x.shape[1] <= _MOST_CLUSTER * _MOST_INPUTS
         and x.storage_offset() % 4 == 0
         and suits_weight(x.device, x.dtype, x.shape[1], words)
     )
@@ -110,7 +114,9 @@ def suits_weight(device: torch.device, dtype: torch.dtype, inputs: int, words: W
     have room for what it puts between codes and inputs.
     """
     whole_runs = words.group % RUN == 0 or words.group >= inputs
-    if words.levels == "e2m1":
+    if words.levels == BYTES:
+        codes = inputs % run_of(BYTES) == 0 and words.values.is_contiguous()
+    elif words.levels == "e2m1":
         codes = (whole_runs or words.group in GROUPS) and words.zero is None
     else:
         codes = (whole_runs or words.group in GROUPS[1:]) and (
@@ -126,6 +132,11 @@ def suits_weight(device: torch.device, dtype: torch.dtype, inputs: int, words: W
     )
 
 
+def run_of(levels: str) -> int:
+    """Return how many inputs sixteen words have."""
+    return RUN // 2 if levels == BYTES else RUN
+
+
 def suits_routing(routing: Tensor) -> bool:
     """Whether the kernel knows weights of this type."""
     return routing.dtype in _ROUTING
@@ -139,11 +150,10 @@ def tiles_for(tokens: int, rows: int, inputs: int, levels: str) -> Tiles:
         return Tiles(batch=2, resident=3)
     large = Tiles(8, 2, resident=1)
     if tokens == 1:
-        return large if rows * inputs >= _LARGE else Tiles()
-    runs = -(-inputs // RUN)
-    if rows >= _MANY_ROWS and runs <= _MOST_RUNS:
+        return large if rows * inputs * 64 // run_of(levels) >= _LARGE else Tiles()
+    if rows >= _MANY_ROWS and inputs <= _MOST_INPUTS:
         return large
-    return Tiles(4, 4, 2 if runs <= 2 * _MOST_RUNS else 4, resident=1)
+    return Tiles(4, 4, 2 if inputs <= 2 * _MOST_INPUTS else 4, resident=1)
 
 
 def product(
@@ -174,14 +184,17 @@ def _form(
     inputs: int, tokens: int, words: Words, around: Around, tiles: Tiles, slots: int, experts: Experts | None
 ) -> _Form:  # fmt: skip
     columns = 1 if tokens == 1 else MOST_TOKENS
-    groups = 1 if words.group >= RUN else RUN // words.group
+    run = run_of(words.levels)
+    groups = 1 if words.group >= run else run // words.group
     routing = experts.routing if experts else None
-    integers = words.levels != "e2m1"
-    each = -(-inputs // (RUN * (tiles.parts // slots) * tiles.cluster))
-    in_pairs = groups > 1 or (words.group == RUN and each % 2 == tiles.batch % 2 == 0)
+    integers = words.levels not in ("e2m1", BYTES)
+    each = -(-inputs // (run * (tiles.parts // slots) * tiles.cluster))
+    scaled_rows = SCALED_ROWS if words.levels == BYTES and words.group < inputs else 1
+    in_pairs = groups > 1 or (words.group == run and each % 2 == tiles.batch % 2 == 0)
     macros = {
         "PARTS": tiles.parts, "HEIGHT": tiles.height, "CLUSTER": tiles.cluster, "BATCH": tiles.batch,
-        "RESIDENT": tiles.resident, "TOKENS": columns, "INTEGERS": integers, "GROUP": words.group, "GROUPS": groups,
+        "RESIDENT": tiles.resident, "BITS": 512 // run,
+        "SCALED_ROWS": scaled_rows, "TOKENS": columns, "INTEGERS": integers, "GROUP": words.group, "GROUPS": groups,
         "EVEN": in_pairs and words.scale.shape[-1] % 2 == 0,
         "SCALE_TYPE": _SCALES[words.scale.dtype], "SLOTS": slots, "SUMMED": routing is not None,
         "ROUTING_TYPE": 0 if routing is None else _ROUTING[routing.dtype],
@@ -192,7 +205,8 @@ def _form(
         "HAS_LIMIT": around.limit is not None, "HAS_ALPHA": around.alpha is not None,
     }  # fmt: skip
     runs = tiles.parts * each
-    kept = 2048 if columns > 1 else 256 if groups == 1 else 512
+    planes = run // 32  # of a word's half
+    kept = planes * (512 if columns > 1 else 64 if groups == 1 else 128)
     of_inputs = runs * groups * columns if integers else 0
     of_rows = 2 * tiles.parts * columns * 16 * tiles.height
     of_norm = columns * (runs + 1) if around.norm is not None else 0

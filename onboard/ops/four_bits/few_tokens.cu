@@ -1,10 +1,12 @@
-// Four-bit weights (`four_bits.py`) over one token, or at most eight: a linear layer, or experts of one token.
+// Weights of four bits (`four_bits.py`) or eight (E4M3) over one token, or at most eight: a linear layer, or
+// experts of one token.
 //
 // Words go from memory to registers, and are a tensor core's operand there (`mma.m16n8k16`, PTX ISA 9.7.14.5:
 // weights on its long side, tokens on its short one). Lanes 4 g to 4 g + 3 of a warp have a run's sixteen words
 // of rows g and g + 8. A code becomes a tiny bfloat16 number with the code in its last bits: integers in the last
 // four (times 2^-133), floats with exponent and mantissa in their places (times 2^-126); tensor cores keep
-// subnormal numbers. Inputs are made large in turn, and zeros subtracted as sums of inputs.
+// subnormal numbers. Inputs are made large in turn, and zeros subtracted as sums of inputs. A run has sixteen words
+// of a row, whatever their bits: 128 inputs, or 64.
 //
 // Of one token the operand's columns are groups of inputs that share a scale: column c has the inputs of
 // group c and zeros elsewhere, so that a product holds eight groups' sums apart, and scales are applied once.
@@ -12,14 +14,17 @@
 // PARTS warps of a program, times CLUSTER programs, share a row's inputs; HEIGHT warps have sixteen rows each.
 // A program goes from tile to tile of rows; BATCH runs of words are on their way while as many are computed.
 //
-// Macros beside these: TOKENS (1 or 8), INTEGERS, GROUP and GROUPS (inputs that share a scale; groups of a run),
+// Macros beside these: BITS, TOKENS (1 or 8), INTEGERS, GROUP and GROUPS (inputs that share a scale; groups of a
+// run), SCALED_ROWS (that share scales),
 // SCALE_TYPE, ROUTING_TYPE, SLOTS (experts whose outputs are added up, or 1), SUMMED, GATED, ORDER, ACTIVATION, EARLY, RESIDENT,
 // and HAS_ZERO, HAS_WHOLE, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_LIMIT, HAS_ALPHA.
-constexpr int RUN = 128, WARPS = PARTS * HEIGHT, THREADS = 32 * WARPS, EACH = PARTS / SLOTS;
+constexpr int WARPS = PARTS * HEIGHT, THREADS = 32 * WARPS, EACH = PARTS / SLOTS;
 constexpr int ROWS = 16 * HEIGHT, ROLES = GATED ? 2 : 1, CHANNELS = ROWS / ROLES;
 constexpr bool MANY = TOKENS > 1;
 constexpr bool PAIRED = MANY && GROUPS > 1;  // operands of two neighbouring words, not of a word's halves
-constexpr int KEPT = MANY ? 2048 : GROUPS == 1 ? 256 : 512;               // bytes of a run's inputs
+constexpr int PLANES = 16 / BITS, ITEMS = RUN / 8;                        // of a word's half; eights of inputs of a run
+constexpr int PLANE = MANY ? 512 : GROUPS == 1 ? 64 : 128;                // bytes of a plane's inputs
+constexpr int KEPT = PLANES * PLANE;                                      // bytes of a run's inputs
 constexpr int COLUMNS = 8 / GROUPS < BATCH ? 8 / GROUPS : BATCH;          // runs whose groups have columns at once
 constexpr int SETS = BATCH / COLUMNS;                                     // of such runs in a batch
 constexpr int SCALES = MANY ? (BATCH * GROUPS + 3) / 4 : SETS;            // of a row, that a lane has: one each, or two
@@ -120,7 +125,7 @@ struct Program {
       for (int h = 0; h < 2; h++) stream(to.row[h][r], words[h] + (skipped + min(r, rest - 1)) * 4);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      load_groups(to.scale[h], of.scale + row[h] * of.groups);
+      load_groups(to.scale[h], of.scale + row[h] / SCALED_ROWS * of.groups);
 #if HAS_ZERO
       load_groups(to.zero[h], of.zero + row[h] * of.groups);
 #endif
@@ -165,13 +170,20 @@ struct Program {
       }
     }
     if (HAS_NORM) {
-      for (int j = 8; j; j /= 2) square += __shfl_xor_sync(__activemask(), square, j);
+      for (int j = ITEMS / 2; j; j /= 2) square += __shfl_xor_sync(__activemask(), square, j);
       if (i == 0) squares()[run * TOKENS + row] = square;
     }
     if (INTEGERS) add_up(row, run, i, v);
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] *= INTEGERS && (PAIRED ? j / 4 : i / 4 % 2) ? LARGE / 16 : LARGE;
-    uint4* to = (uint4*)(kept + (MANY ? run : row * EACH * each + run) * KEPT);
+    char* here = kept + (MANY ? run : row * EACH * each + run) * KEPT;
+    if (BITS == 8) {  // two words, which lie side by side, of both planes
+      here += (MANY ? row * 64 : 0) + i * 8;
+#pragma unroll
+      for (int p = 0; p < 2; p++) *(uint2*)(here + p * PLANE) = make_uint2(pair(v[p], v[2 + p]), pair(v[4 + p], v[6 + p]));
+      return;
+    }
+    uint4* to = (uint4*)here;
     if (!MANY && GROUPS > 1) {  // a word's halves are of two groups
       to[2 * i] = make_uint4(pair(v[0], 0), pair(v[1], 0), pair(v[2], 0), pair(v[3], 0));
       to[2 * i + 1] = make_uint4(pair(0, v[4]), pair(0, v[5]), pair(0, v[6]), pair(0, v[7]));
@@ -202,14 +214,14 @@ struct Program {
   // Inputs, as products take them, of the program's runs.
   __device__ __forceinline__ void prepare() {
     constexpr int TOGETHER = MANY ? 4 : 1, AHEAD = MANY ? 1 : HAS_NORM ? 2 : 4;  // rows, and places, that are loaded at once
-    constexpr int PLANES = PAIRED ? 32 : 16, APART = PAIRED ? 16 : 64;
-    const int held = EACH * each, places = held * 16, count = (SUMMED ? SLOTS : TOKENS) / TOGETHER * places;
+    constexpr int APART = BITS == 8 ? 4 : PAIRED ? 16 : 64;  // of the two fours that are kept together
+    const int held = EACH * each, places = held * ITEMS, count = (SUMMED ? SLOTS : TOKENS) / TOGETHER * places;
     for (int start = threadIdx.x; start < count; start += THREADS * AHEAD) {
       uint2 in[AHEAD][TOGETHER][2], by[AHEAD][2];
 #pragma unroll
       for (int j = 0; j < AHEAD; j++) {
-        const int i = start + j * THREADS, first = i / places * TOGETHER, run = i % places / 16;
-        const int k = (begin + run) * RUN + i % 16 / 4 * PLANES + i % 4 * 4;
+        const int i = start + j * THREADS, first = i / places * TOGETHER, run = i % places / ITEMS, item = i % ITEMS;
+        const int k = (begin + run) * RUN + (BITS == 8 ? item * 8 : item / 4 * (PAIRED ? 32 : 16) + item % 4 * 4);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const bool there = i < count && run < runs && k + h * APART < of.inputs;
@@ -226,7 +238,7 @@ struct Program {
         const int i = start + j * THREADS;
         if (i >= count) break;
 #pragma unroll
-        for (int r = 0; r < TOGETHER; r++) keep(i / places * TOGETHER + r, i % places / 16, i % 16, in[j][r], by[j]);
+        for (int r = 0; r < TOGETHER; r++) keep(i / places * TOGETHER + r, i % places / ITEMS, i % ITEMS, in[j][r], by[j]);
       }
     }
     if (!MANY)
@@ -237,8 +249,8 @@ struct Program {
 
   // Products of one token: columns are groups.
   __device__ __forceinline__ void add_groups(const Words& has) {
-    const char* none = kept + SLOTS * EACH * each * KEPT + t * (KEPT / 16);
-    const char* mine = kept + (slot * EACH * each + first) * KEPT + t * (KEPT / 16);
+    const char* none = kept + SLOTS * EACH * each * KEPT + t * (PLANE / 4);
+    const char* mine = kept + (slot * EACH * each + first) * KEPT + t * (PLANE / 4);
     if (GROUPS > 1 && g % GROUPS >= GROUPS / 2) mine += 16;
 #pragma unroll
     for (int c = 0; c < SETS; c++) {
@@ -249,9 +261,9 @@ struct Program {
         const bool here = g / GROUPS == r && run < last;
         uint4 a = has.row[0][c * COLUMNS + r], b = has.row[1][c * COLUMNS + r];
 #pragma unroll
-        for (int p = 0; p < 4; p++) {
+        for (int p = 0; p < PLANES; p++) {
           const bool mine_is = here && (GROUPS <= 2 || g % (GROUPS / 2) == p * (GROUPS / 2) / 4);
-          const uint4 in = *(const uint4*)((mine_is ? mine + run * KEPT : none) + p * (KEPT / 4));
+          const uint4 in = *(const uint4*)((mine_is ? mine + run * KEPT : none) + p * PLANE);
           if (p == 2) shift(a), shift(b);
           if (p % 2) multiply_planes<1>(some, more, a, b, in, of.four);
           else multiply_planes<0>(some, more, a, b, in, of.four);
@@ -286,13 +298,13 @@ struct Program {
       if (run >= last) break;
       const char* mine = kept + (first + run) * KEPT + lane * 16;
       uint4 a = has.row[0][r], b = has.row[1][r];
-      constexpr int STEPS = GROUPS > 4 ? 4 : GROUPS, EACH_STEP = 4 / STEPS;
+      constexpr int STEPS = GROUPS > 4 ? 4 : GROUPS, EACH_STEP = PLANES / STEPS;
 #pragma unroll
       for (int q = 0; q < STEPS; q++) {
         float some[4] = {}, more[4] = {};
 #pragma unroll
         for (int p = q * EACH_STEP; p < (q + 1) * EACH_STEP; p++) {
-          const uint4 in = *(const uint4*)(mine + p * 512);
+          const uint4 in = *(const uint4*)(mine + p * PLANE);
           if (PAIRED) {
             const u32 byte = p | (p + 4) << 8;  // byte p of two words, a half each
             const u32 a0 = __byte_perm(a.x, a.y, byte), a1 = __byte_perm(a.z, a.w, byte);

@@ -1,14 +1,16 @@
-// Numbers of the kernels for four-bit weights (`few_tokens.cu`): scales, codes, and products of bfloat16.
+// Numbers of the kernels for weights of few bits (`few_tokens.cu`): scales, codes, and products of bfloat16.
 //
-// Macros: INTEGERS, GROUP, EVEN, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
+// Macros: BITS, INTEGERS, GROUP, EVEN, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef long long i64;
 
+constexpr int RUN = 512 / BITS;  // inputs whose codes are sixteen words
+
 // What inputs are multiplied by, since codes are read as tiny numbers, and what sums are multiplied by.
 constexpr float LARGE = 73786976294838206464.f;                                           // 2^66
-constexpr float BACK = INTEGERS ? 147573952589676412928.f : 1152921504606846976.f;       // 2^67, 2^60
+constexpr float BACK = BITS == 8 ? 18014398509481984.f : INTEGERS ? 147573952589676412928.f : 1152921504606846976.f;  // 2^54, 2^67, 2^60
 
 __device__ __forceinline__ float low_of(u32 v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_of(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
@@ -49,7 +51,7 @@ template <typename T> struct Neighbours {
   T one[2];
   __device__ __forceinline__ void load(const T* row, int i, int count) {
 #pragma unroll
-    for (int j = 0; j < 2; j++) one[j] = row[min(GROUP > 128 ? (i + j) * 128 / GROUP : i + j, count - 1)];
+    for (int j = 0; j < 2; j++) one[j] = row[min(GROUP > RUN ? (i + j) * RUN / GROUP : i + j, count - 1)];
   }
   __device__ __forceinline__ T at(int i) const { return one[i]; }
 #endif
@@ -89,9 +91,10 @@ __device__ __forceinline__ void stream(uint4& v, const uint4* from) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
 }
 
-// Bits 0 to 3 (of ODD planes 4 to 7) of both halves as numbers. `four` is 4, which the compiler does not know:
+// Bits 0 to 3 (of ODD planes 4 to 7) of both halves as numbers; of eight bits, bytes 0 and 2 (or 1 and 3). `four` is 4, which the compiler does not know:
 // multiplications have a pipe of their own, shifts and masks share one of half the rate.
 template <int ODD> __device__ __forceinline__ u32 decode(u32 word, u32 four) {
+  if (BITS == 8) return (((ODD ? word >> 4 : word << 4) & 0x0FF00FF0u) + 0x78007800u) & 0x87F087F0u;
   const u32 code = word & (ODD ? 0x00F000F0u : 0x000F000Fu);
   if (INTEGERS) return code;
   return (code * (ODD ? four : four * four * four) + 0x7E007E00u) & 0x81C081C0u;  // a carry takes the sign up

@@ -7,9 +7,11 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
+from onboard.ops.four_bits.cuda_few_tokens import BYTES, Around, product, suits
+from onboard.ops.four_bits.four_bits import Words
 from onboard.ops.library import register_op
 from onboard.ops.linear.fp8_kernels import quantise
-from onboard.ops.linear.fp8_linear import dequantised, fake_fused_fp8_linear
+from onboard.ops.linear.fp8_linear import BLOCK, dequantised, fake_fused_fp8_linear
 from onboard.ops.linear.triton_linear import (
     AHEAD,
     MOST_ROWS,
@@ -47,6 +49,14 @@ def choose_fp8_tiles(
     return Tiles(tokens, 64, 128, 4, 8, ahead=AHEAD)
 
 
+def _words(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Words:
+    """Return a weight as the kernel for few tokens takes it: rows, or blocks of them, have groups of
+    inputs that share a scale.
+    """
+    group, scale = (weight.shape[1], scale[:, None]) if scale.dim() == 1 else (BLOCK, scale)
+    return Words(weight, scale, None, None, bias, BYTES, group)
+
+
 def _few(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, given: Tensor | None, how: str,
     residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
@@ -54,6 +64,9 @@ def _few(
     """The product for at most `MOST_ROWS` tokens; one token's input is not quantised: its products
     are exact and cost nothing.
     """
+    words = _words(weight, scale, bias)
+    if len(x) == 1 and suits(x, words):
+        return product(x, words, Around(residual, norm, eps, bool(act), act))
     in_blocks = scale.dim() == 2 or how == "group"
     tiles = choose_fp8_tiles(len(x), len(weight), x.shape[1], in_blocks, x.device)
     if len(x) == 1 or not how:

@@ -1,5 +1,5 @@
 """Kernels in CUDA C++ compile for a Hopper GPU, on any machine that has NVRTC: what they compute is
-tested on a GPU (`tests/gpu/test_few_tokens_gpu.py`).
+tested on a GPU (`tests/gpu/test_few_tokens_gpu.py`, `tests/gpu/test_decode_attention_gpu.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import triton
 
 from onboard.errors import OnboardError
+from onboard.ops.attention import cuda_decode_attention as decoding
 from onboard.ops.cuda.nvrtc import compiled
 from onboard.ops.four_bits import cuda_few_tokens as few
 from onboard.ops.four_bits.four_bits import RUN, WORDS, Words
@@ -27,6 +28,8 @@ FORMS: list[tuple[int, tuple[str, int, torch.dtype], dict[str, Any]]] = [
     (8, FLOATS, {"gated": True, "activation": "gelu", "norm": torch.ones(1)}),
     (8, ("e2m1", 16, torch.float8_e4m3fn), {}),
     (3, ("int4", 64, torch.float16), {"limit": 7.0, "alpha": 1.7}),
+    (1, ("e4m3", 2880, torch.float32), {"norm": torch.ones(1)}),
+    (1, ("e4m3", 128, torch.float32), {"gated": True, "activation": "silu"}),
 ]
 
 
@@ -59,6 +62,32 @@ def test_forms_compile_and_keep_to_registers(
     ).stdout
     (stack,) = re.findall(r"few_tokens:\s+REG:\d+ STACK:(\d+)", usage)
     assert int(stack) <= 128
+
+
+ATTENTION = [
+    {"DIM": 128, "VALUE_DIM": 128, "GROUP": 4, "CLUSTER": 8, "WARPS": 8, "SIZE": 128, "TURNS": 1, "STEP": 1},
+    {"DIM": 64, "VALUE_DIM": 64, "GROUP": 8, "WINDOW": 128, "HAS_SINKS": 1, "SINK_TYPE": 2},
+    {"DIM": 96, "VALUE_DIM": 80, "GROUP": 16, "CHUNK": 512, "HAS_CAP": 1, "SIZE": 32, "TURNS": 3, "STEP": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ATTENTION)
+def test_attention_compiles_and_keeps_to_registers(
+    given: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
+    zeros = dict.fromkeys(("WINDOW", "CHUNK", "HAS_SINKS", "HAS_CAP", "SIZE", "STEP", "TURNS"), 0)
+    types = dict.fromkeys(("TABLE_TYPE", "SINK_TYPE"), 0)
+    division = {"PAGE": 32, "WARPS": 4, "CLUSTER": 1, "RESIDENT": 1}
+    macros = {**zeros, **types, **division, **given}
+    assert decoding._shared(macros) <= 227 * 1024
+    source = Path(decoding.__file__).with_name("decode_attention.cu").read_text(encoding="utf-8")
+    compiled(source, macros, "sm_90a")
+    (kept,) = (tmp_path / "cuda").iterdir()
+    command = [TOOL, "-res-usage", kept]
+    usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (stack,) = re.findall(r"decode_attention:\s+REG:\d+ STACK:(\d+)", usage)
+    assert int(stack) == 0
 
 
 def test_what_does_not_compile_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_attention_rotates(family: str, passthrough: bool, tmp_path: Path) -> No
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     saved = save_family(tmp_path, family, seed)
-    fields = {"enabled": True, "fuse_qkv_passthrough": passthrough}
+    fields = {"where": "everywhere", "fuse_qkv_passthrough": passthrough}
     llm = opened(saved, **{ATTENTION: fields})
     assert_same(llm, opened(saved))
     assert matches(llm, ATTENTION) == matches(llm, "insert_cached_rope_attention") == 2
@@ -77,6 +77,6 @@ def test_scales_of_results_come_along(variant: str) -> None:
         "fuse_trtllm_attn_quant_fp8": {"enabled": True},
     }
     folder = quantised.FOLDER / variant
-    llm = opened(folder, **settings, **{ATTENTION: {"enabled": True}})
+    llm = opened(folder, **settings, **{ATTENTION: {"where": "everywhere"}})
     assert matches(llm, ATTENTION) > 0
     assert_same(llm, opened(folder, **settings))
