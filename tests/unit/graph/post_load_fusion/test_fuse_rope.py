@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from onboard import LLM
+from onboard.graph.transform import get_transform
 from onboard.runtime.sampling_params import SamplingParams
 from tests.support import quantised
 from tests.support.sharding.zoo import save_family
@@ -61,6 +63,22 @@ def test_attention_rotates(family: str, passthrough: bool, tmp_path: Path) -> No
     said = [fact for fact in llm.engine.facts if fact.startswith(ATTENTION)]
     apart = passthrough and not JOINED[family]
     assert len(said) == apart, said
+
+
+@pytest.mark.parametrize(("family", "count"), [("llama", 2), ("qwen3", 0)])
+def test_by_default_it_is_done_where_that_is_faster(
+    family: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not without kernels; with them not behind norms of heads."""
+    folder = save_family(tmp_path, family, random.randrange(2**31))
+    without = opened(folder)
+    [entry] = [entry for entry in without.engine.history if entry.key == ATTENTION]
+    assert entry.skipped
+    module = sys.modules[get_transform(ATTENTION).__module__]
+    monkeypatch.setattr(module, "choose_backend", lambda *_: "triton")
+    llm = opened(folder)
+    assert matches(llm, ATTENTION) == count
+    assert_same(llm, without)
 
 
 def test_latent_attention_rotates(tmp_path: Path) -> None:
