@@ -4,6 +4,7 @@ that a forward makes again, where an error comes from.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from pathlib import Path
@@ -248,6 +249,25 @@ def test_a_model_that_draws_random_numbers_is_refused(drawn: bool, own: Any) -> 
             check_repeats(lambda: model, 200)
     else:
         check_repeats(lambda: model, 200)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_of_random_numbers_is_a_weight_if_checkpoints_have_it(
+    persistent: bool, own: Any
+) -> None:
+    module = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", "x = x + self.kept"))
+    model = module.Model()
+
+    def make() -> Any:
+        made = copy.deepcopy(model)
+        made.register_buffer("kept", torch.rand(1), persistent=persistent)
+        return made
+
+    if persistent:
+        check_repeats(make, 200)
+    else:
+        with pytest.raises(OnboardError, match="draws random numbers"):
+            check_repeats(make, 200)
 
 
 def test_a_model_that_hashes_is_told_so(own: Any) -> None:

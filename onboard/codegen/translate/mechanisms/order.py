@@ -40,7 +40,9 @@ from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.parts.cast_layers import CastLayers
 from onboard.codegen.translate.mechanisms.parts.idle_modules import IdleModules
+from onboard.codegen.translate.mechanisms.parts.numbered_parts import NumberedParts
 from onboard.codegen.translate.mechanisms.parts.own_entries_read import OwnEntriesRead
+from onboard.codegen.translate.mechanisms.parts.picked_rows import PickedRows
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.scans.empty_states import EmptyStates
@@ -59,6 +61,7 @@ MECHANISMS = Mechanisms(
         IdleModules(),
         CastLayers(),
         OwnEntriesRead(),
+        NumberedParts(),
         Padding(),
         UniformBatches(),
         LastTokens(),
@@ -69,6 +72,8 @@ MECHANISMS = Mechanisms(
         Initialised(),
         Templates(),
         Mixtures(),
+        # Rows that are picked for an expert, where no op computes the mixture.
+        PickedRows(),
         RescaledWeights(),
         Activations(),
         CountedPositions(),
