@@ -239,6 +239,15 @@ def test_the_hint_says_that_code_gets_no_environment(
     assert [item.split()[5] for item in again] == ["OWN_NORM,"]
 
 
+@pytest.mark.parametrize("path", ["kernels.cpp", "/nowhere/weights.bin"])
+def test_the_hint_names_a_file_of_the_code_that_is_missing(path: str, own: Any) -> None:
+    module = own(FAILING.replace("BODY", f"open({path!r})").replace("SIGNATURE", _USUAL))
+    with pytest.raises(OnboardError, match="FileNotFoundError.*modeling_own.py") as caught:
+        refuse_own_code(module.Model(), from_zero(prompt(0)))
+    its_own = str(caught.value.hint).startswith("the code wants a file of its own, kernels.cpp,")
+    assert its_own is (path == "kernels.cpp")
+
+
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_model_that_draws_random_numbers_is_refused(drawn: bool, own: Any) -> None:
     body = "x = x + torch.rand_like(x)" if drawn else ""
