@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.trees.syntax import attribute, call, name, same_code
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 
 _FLAT = ("squeeze", "flatten", "view", "reshape")
 _TRUTHS = ("any", "all", "bool", "eq", "ge", "gt", "le", "lt", "logical_and", "isin")
@@ -181,7 +181,9 @@ def _target(node: ast.AST, picked: Picked) -> tuple[ast.expr, ast.expr, bool] | 
             if not _is_rows(index, picked):
                 return None
             match value:
-                case ast.BinOp(left=left, op=ast.Add(), right=right) if same_code(left, target):
+                case ast.BinOp(left=left, op=ast.Add(), right=right) if ast.unparse(
+                    left
+                ) == ast.unparse(target):
                     return whole, right, True
             return whole, value, False
         case ast.Expr(
