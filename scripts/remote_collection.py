@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib.abc
 import importlib.util
 import inspect
@@ -92,6 +93,8 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
         target = folder / renamed.get(file, file)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_with_neighbours(text, modules), encoding="utf-8")
+    if "modules" in entry:
+        _fill_flat(git_folder, folder, entry)
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     config.pop("quantization_config", None)
@@ -101,6 +104,23 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
             config[name] = token
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")
     _write_config_class(folder, config)
+
+
+def _fill_flat(git_folder: Path, folder: Path, entry: dict[str, Any]) -> None:
+    """Write the modules of a package that an entry names, and what they import of it, in one folder."""
+    sys.path.append(str(TABLE.parents[1]))  # run as a file, it finds no neighbour
+    from scripts.flat_packages import flat_package
+
+    @functools.cache
+    def read(path: str) -> str | None:
+        place = f"{entry['commit']}:{entry['path']}/{path}"
+        command = ["git", "-C", str(git_folder), "show", place]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        return None if found.returncode else found.stdout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in flat_package(read, Path(entry["path"]).name, entry["modules"]).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _write_config_class(folder: Path, config: dict[str, Any]) -> None:

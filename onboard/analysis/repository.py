@@ -209,11 +209,22 @@ def _failure(reference: str, what: str, error: Exception) -> OnboardError:
 
 def _advice(reference: str, error: BaseException) -> str:
     """Return what to do where a class, as `auto_map` names it, fails with an error."""
+    if (file := _missing_file(error)) is not None:
+        wanted = f"the code wants a file of its own, {file}, and gets its repository's Python and JSON files"
+        return f"{wanted} alone: have a copy of the code work without it"
     variable = _environment.get(own_place(error))
     if variable is None or variable in os.environ:
         return of_its_time(_written_for.get(reference))
     no_value = f"{variable} is an environment variable, and this code gets none"
     return f"{no_value}: write its value in a copy of the code"
+
+
+def _missing_file(error: BaseException) -> str | None:
+    """Return the file that code asked for by a path of its own, no absolute one, and that is not there."""
+    if not isinstance(error, FileNotFoundError) or not own_place(error):
+        return None
+    name = error.filename
+    return name if isinstance(name, str) and not os.path.isabs(name) else None
 
 
 def bind_absent(model_type: str) -> bool:

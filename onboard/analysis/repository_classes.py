@@ -24,7 +24,7 @@ from onboard.errors import OnboardError
 from onboard.hf.half_parameters import in_models_dtype, takes_models_dtype
 from onboard.hf.json_floats import json_floats
 from onboard.hf.old import flash_by_name, own_configs, rotary_forms
-from onboard.hf.old.config_arguments import take_by_position
+from onboard.hf.old.config_arguments import have_own_defaults, take_by_position
 from onboard.hf.old.given_logits import giving_logits
 from onboard.hf.old.gone import GoneModule
 from onboard.hf.parameters_on import without_memory
@@ -45,6 +45,7 @@ def bring_up_to_date(
     Parameters of that model are on the meta device: it takes no memory.
     """
     keys = model_class._tied_weights_keys
+    have_own_defaults(config_class)
     facts = [*_config_facts(config_class, model_class, config), *_taking_positions(model_class)]
     facts += own_configs.read_made_configs(package)
     if not own_configs.is_own_of_transformers(config_class.__name__):

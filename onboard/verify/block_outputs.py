@@ -12,7 +12,7 @@ from torch import nn
 
 from onboard.analysis.counterparts import counterparts, is_choice, weights_of, without_later
 from onboard.analysis.cut_tables import rows_for_each_text
-from onboard.analysis.recognise.recorder import first_tensor
+from onboard.analysis.recognise.recorder import ModuleCall, first_tensor
 from onboard.errors import ProofError
 from onboard.modeling import LOADED
 from onboard.ops.rope.rope import complex_freqs
@@ -107,6 +107,42 @@ def _laid_out_as(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if target.shape == (1, *output.shape[1:]):
         return target.expand_as(output)
     return rows_for_each_text(target, output)
+
+
+def rows_of_theirs(args: Any, output: Any, call: ModuleCall) -> tuple[Any, torch.Tensor] | None:
+    """Return the rows of a module's output that its counterpart computes, too, and that one's output;
+    None where both compute as many rows, or a row of the counterpart's is none of the module's.
+
+    Args:
+        args: what the module is given: tokens [..., size] first.
+        output: [..., width], of as many tokens.
+        call: of the counterpart: fewer rows [some, size], which gave [some, width].
+    """
+    ours, theirs = first_tensor(args), first_tensor((*call.args, *call.kwargs.values()))
+    expected = first_tensor(call.output)
+    if ours is None or theirs is None or expected is None:
+        return None
+    if not _are_rows(ours, output) or not _are_rows(theirs, expected):
+        return None
+    mine, them = ours.flatten(0, -2), theirs.flatten(0, -2)
+    if mine.shape[-1] != them.shape[-1] or len(them) >= len(mine):
+        return None
+    if len(them) == 0:
+        return output.flatten(0, -2)[:0], expected.flatten(0, -2)
+    distance, place = torch.cdist(them.double(), mine.double()).min(dim=-1)
+    if bool((distance > SAME * mine.double().norm(dim=-1).max()).any()):
+        return None
+    return output.flatten(0, -2)[place], expected.flatten(0, -2)
+
+
+def _are_rows(given: torch.Tensor, made: Any) -> bool:
+    """Whether something is made of each row that is given."""
+    return (
+        isinstance(made, torch.Tensor)
+        and given.dim() > 1
+        and given.is_floating_point()
+        and made.shape[:-1] == given.shape[:-1]
+    )
 
 
 def _counterpart_of(output: torch.Tensor, expected: Any) -> torch.Tensor | None:

@@ -51,6 +51,7 @@ from onboard.verify.block_outputs import (
     both_zero,
     compare_outputs,
     note,
+    rows_of_theirs,
     running,
     sizes,
 )
@@ -347,7 +348,13 @@ def _of_all_tokens(model: nn.Module, spec: ModelSpec) -> list[str]:
 
 def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockProof]) -> Any:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        expected = calls.pop(_counterpart(args, calls)).output
+        call = calls.pop(_counterpart(args, calls))
+        if (some := rows_of_theirs(args, output, call)) is not None:
+            nothing = len(some[1]) > 0 and both_zero(*some)
+            error = NOTHING if nothing else compare_outputs(path, type(module).__name__, *some)[1]
+            note(proofs, path, type(module).__name__, error)
+            return output  # what it gives of the others shows in what is made of them
+        expected = call.output
         if both_zero(output, expected):
             note(proofs, path, type(module).__name__, NOTHING)
             return output

@@ -102,7 +102,7 @@ CANONICAL_OP = re.compile(
 )
 
 _ATTRIBUTES = """
-    abs abs_ acos add add_ all amax amin any append architectures argmax argmin argsort asinh
+    abs abs_ acos add add_ add_module all amax amin any append architectures argmax argmin argsort asinh
     atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bmm bool
     broadcast_to byte ceil chunk chunk_size_feed_forward clamp clamp_ clamp_max clamp_min clip
     clone complex conj contiguous copy_ cos cosh count cross cummax cummin cumprod cumsum data

@@ -117,6 +117,8 @@ class MixtureParameters(Parameters):
     handed: Handed | None = None
     router: AttributePath | None = None
     """The linear layer whose softmax chooses, where the statements choose the experts, too."""
+    routed_rows: bool = True
+    """It gets tokens one below the other, not texts apart."""
     chosen: int = 0
     """How many it chooses then, and whether their weights are made to add up to one."""
     renormalised: bool = False

@@ -318,11 +318,25 @@ def _fit_with_router(
         error = worst([rmse_ratio(y, e) for y, e in zip(made, expected, strict=True)])
         if error < SAME_MIXTURE and _chooses(module.get_submodule(router), k, given[0]):
             roles = {"x": names[0], "indices": "selected_experts", "weights": "routing_weights"}
+            rows = _gets_rows(module.get_submodule(router), function, variables)
             choice = {"router": router, "chosen": k, "renormalised": renormalised, "in_rows": True}
+            choice["routed_rows"] = rows
             parameters = {**form, **_place(region, result)}
             said = f"probe: a softmax of {router} and torch_moe fit {region.method} with rmse ratio {error:.1e}"
             return {**parameters, **roles, **choice}, said
     return None
+
+
+def _gets_rows(router: nn.Module, function: Callable[..., Any], variables: dict[str, Any]) -> bool:
+    """Whether statements give a router tokens one below the other, not texts apart."""
+    ranks: list[int] = []
+    hook = router.register_forward_pre_hook(lambda _, given: ranks.append(given[0].dim()))
+    try:
+        with torch.no_grad():
+            function(**variables)
+    finally:
+        hook.remove()
+    return ranks in ([], [2])
 
 
 def _texts(x: torch.Tensor) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+from copy import deepcopy
 from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
@@ -12,6 +13,42 @@ from onboard.hf.old.own_configs import is_of_transformers
 from onboard.hf.parsed_code import parsed_code
 
 _WERE_TWO = {"rope_parameters": ("rope_theta", "rope_scaling")}
+
+
+def have_own_defaults(config_class: Any) -> None:
+    """Have each config of a repository's class get dicts, lists and sets of its own as defaults of the
+    constructor: models change them in place, and a process that begins has none that was changed.
+    """
+    own = [each for each in config_class.__mro__ if issubclass(each, PretrainedConfig)]
+    made = [vars(each).get("__init__") for each in own if not is_of_transformers(each)]
+    kept = [
+        (init, deepcopy(_defaults(init))) for init in made if any(map(_changes, _defaults(init)))
+    ]
+    if not kept:
+        return
+    made_by = config_class.__new__
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        for init, defaults in kept:
+            given = init.__defaults__ or ()
+            every = deepcopy(defaults)
+            init.__defaults__ = tuple(every[: len(given)])
+            if init.__kwdefaults__:
+                init.__kwdefaults__ = dict(
+                    zip(init.__kwdefaults__, every[len(given) :], strict=True)
+                )
+        return made_by(cls)
+
+    config_class.__new__ = __new__
+
+
+def _defaults(function: Any) -> list[Any]:
+    by_name = getattr(function, "__kwdefaults__", None) or {}
+    return [*(getattr(function, "__defaults__", None) or ()), *by_name.values()]
+
+
+def _changes(default: Any) -> bool:
+    return isinstance(default, dict | list | set)
 
 
 class ByPosition:

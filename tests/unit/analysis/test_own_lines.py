@@ -4,6 +4,7 @@ that a forward makes again, where an error comes from.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from pathlib import Path
@@ -238,6 +239,15 @@ def test_the_hint_says_that_code_gets_no_environment(
     assert [item.split()[5] for item in again] == ["OWN_NORM,"]
 
 
+@pytest.mark.parametrize("path", ["kernels.cpp", "/nowhere/weights.bin"])
+def test_the_hint_names_a_file_of_the_code_that_is_missing(path: str, own: Any) -> None:
+    module = own(FAILING.replace("BODY", f"open({path!r})").replace("SIGNATURE", _USUAL))
+    with pytest.raises(OnboardError, match="FileNotFoundError.*modeling_own.py") as caught:
+        refuse_own_code(module.Model(), from_zero(prompt(0)))
+    its_own = str(caught.value.hint).startswith("the code wants a file of its own, kernels.cpp,")
+    assert its_own is (path == "kernels.cpp")
+
+
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_model_that_draws_random_numbers_is_refused(drawn: bool, own: Any) -> None:
     body = "x = x + torch.rand_like(x)" if drawn else ""
@@ -248,6 +258,25 @@ def test_a_model_that_draws_random_numbers_is_refused(drawn: bool, own: Any) -> 
             check_repeats(lambda: model, 200)
     else:
         check_repeats(lambda: model, 200)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_buffer_of_random_numbers_is_a_weight_if_checkpoints_have_it(
+    persistent: bool, own: Any
+) -> None:
+    module = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", "x = x + self.kept"))
+    model = module.Model()
+
+    def make() -> Any:
+        made = copy.deepcopy(model)
+        made.register_buffer("kept", torch.rand(1), persistent=persistent)
+        return made
+
+    if persistent:
+        check_repeats(make, 200)
+    else:
+        with pytest.raises(OnboardError, match="draws random numbers"):
+            check_repeats(make, 200)
 
 
 def test_a_model_that_hashes_is_told_so(own: Any) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from tests.support.odd_code import GENERATE, run_apart, save_odd
 from tests.unit.codegen.test_own_code import _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -151,3 +154,43 @@ class Toy(nn.Module):
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 4)
     assert torch.equal(ours(x), theirs(x))
+
+
+FILLED = """
+        if "verbose" not in self.config.extra:
+            self.config.extra["verbose"] = config.num_hidden_layers - 4
+        self.scale = 2.0 if self.config.extra["verbose"] > 0 else 3.0
+"""
+
+
+@pytest.mark.parametrize("given", [{}, {"extra": {"name": "x", "verbose": 0}}])
+def test_a_default_that_a_model_fills_into_a_default_of_its_config_stays_there(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = save_odd(
+        tmp_path / "odd_filled", model=USUAL.replace("self.norm(x)", "self.norm(x) * self.scale")
+    )
+    code, config = folder / "modeling_odd.py", folder / "configuration_odd.py"
+    before = "        self.embed = "
+    code.write_text(code.read_text().replace(before, f"{FILLED.strip(chr(10))}\n{before}"))
+    text = config.read_text().replace("class Odd", 'EXTRA = {"name": "x"}\n\n\nclass Odd')
+    text = text.replace("norm_eps=1e-5,", "norm_eps=1e-5, extra=EXTRA,")
+    text = text.replace(
+        "        self.norm_eps =", "        self.extra = extra\n        self.norm_eps ="
+    )
+    config.write_text(text)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | given))
+    made = run_apart(GENERATE, [folder])["odd_filled"]
+    assert made.get("error") is None
+    assert made["worst"] < 1e-5
+    assert given or "self.scale = 2.0 if" in made["text"]
+    assert "not in config.extra" not in made["text"]
+
+
+USUAL = """
+x = self.embed(input_ids)
+for layer in self.layers:
+    x = layer(x, position_ids)
+return self.norm(x)
+"""

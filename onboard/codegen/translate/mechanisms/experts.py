@@ -273,9 +273,12 @@ def _choose(found: MixtureParameters, router: str, frame: Frame) -> None:
         for state in frame.translator.reached(owner):
             state.read_outside.update(rest)
     layer, x = attribute(name("self"), first, *rest), frame.code(name(found.x))
-    rows = call(attribute(x, "reshape"), ast.Constant(-1), _last_size(x))
+    size = _last_size(x)
+    given = call(attribute(x, "reshape"), ast.Constant(-1), size) if found.routed_rows else x
     dtype = attribute(layer, "weight", "dtype")
-    logits = call(layer, call(attribute(rows, "to"), dtype))
+    logits = call(layer, call(attribute(given, "to"), dtype))
+    if not found.routed_rows:
+        logits = call(attribute(logits, "flatten"), ast.Constant(0), ast.Constant(-2))
     torch_name, wide = name("torch"), attribute(name("torch"), "float32")
     frame.bind(variable := frame.fresh("router_logits"), Code(logits))
     shares = call(

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from onboard.analysis.behaviour.position_fields import USUAL
+from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.expressions.decisions import (
     WrittenOut,
     local_values,
@@ -53,6 +54,10 @@ class LongTexts(Mechanism):
                 _is_of_forward(frame) and _is_length(left, frame)
             ):
                 return False if _is_number_of_positions(limit, frame) else None
+            case ast.Compare(left=ast.Name() as left, ops=[ast.Gt()], comparators=[limit]) if (
+                _is_of_forward(frame) and _counts_on(node, left, limit)
+            ):
+                return False if _has_all_positions(limit, frame) else None
         return None
 
 
@@ -72,6 +77,45 @@ def _is_number_of_positions(limit: ast.expr, frame: Frame) -> bool:
     except Untranslatable:
         return False
     return ast.unparse(field) == f"config.{USUAL}"
+
+
+def _counts_on(node: ast.If, length: ast.Name, limit: ast.expr) -> bool:
+    """Whether a branch that texts beyond a limit take has the limit be their length."""
+    grown = any(
+        isinstance(each, ast.Assign)
+        and ast.unparse(each.targets[0]) == ast.unparse(limit)
+        and ast.unparse(each.value) == length.id
+        for each in node.body
+    )
+    return grown and not node.orelse and ast.unparse(limit).startswith("self.")
+
+
+def _has_all_positions(limit: ast.expr, frame: Frame) -> bool:
+    """Whether an attribute is a field of the config that is no less than the number of positions, which
+    is guarded.
+    """
+    field = _set_to(limit, frame)
+    config = frame.translator.config
+    if not isinstance(field, ast.Attribute) or ast.unparse(field.value) != "config":
+        return False
+    number, positions = (getattr(config, key, None) for key in (field.attr, USUAL))
+    if type(number) is not int or type(positions) is not int or number < positions:
+        return False
+    if config.attribute_map.get(USUAL, USUAL) != field.attr:
+        known = attribute(name("config"), USUAL)
+        frame.translator.guard(ast.Compare(field, [ast.GtE()], [known]), frame)
+    return True
+
+
+def _set_to(attr: ast.expr, frame: Frame) -> ast.expr | None:
+    """Return what a constructor assigns to an attribute, once."""
+    found = find_method(frame.cls.cls, "__init__") if frame.cls is not None else None
+    assigned = [
+        each.value
+        for each in (ast.walk(found[1]) if found else ())
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == ast.unparse(attr)
+    ]
+    return assigned[0] if len(assigned) == 1 else None
 
 
 def _is_asked(test: ast.expr, frame: Frame) -> bool:

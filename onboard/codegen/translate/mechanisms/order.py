@@ -18,6 +18,7 @@ from onboard.codegen.translate.mechanisms.attention.text_lengths import TextLeng
 from onboard.codegen.translate.mechanisms.attention.windows import CutMasks, Windows
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
+from onboard.codegen.translate.mechanisms.constructors.filled_in import FilledIn
 from onboard.codegen.translate.mechanisms.constructors.foreign_values import ForeignValues
 from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
 from onboard.codegen.translate.mechanisms.constructors.put_in_places import PutInPlaces
@@ -40,7 +41,9 @@ from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.parts.cast_layers import CastLayers
 from onboard.codegen.translate.mechanisms.parts.idle_modules import IdleModules
+from onboard.codegen.translate.mechanisms.parts.numbered_parts import NumberedParts
 from onboard.codegen.translate.mechanisms.parts.own_entries_read import OwnEntriesRead
+from onboard.codegen.translate.mechanisms.parts.picked_rows import PickedRows
 from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
 from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
 from onboard.codegen.translate.mechanisms.scans.empty_states import EmptyStates
@@ -59,16 +62,20 @@ MECHANISMS = Mechanisms(
         IdleModules(),
         CastLayers(),
         OwnEntriesRead(),
+        NumberedParts(),
         Padding(),
         UniformBatches(),
         LastTokens(),
         Tried(),
         PutInPlaces(),
         ForeignValues(),
+        FilledIn(),
         WrittenScans(),
         Initialised(),
         Templates(),
         Mixtures(),
+        # Rows that are picked for an expert, where no op computes the mixture.
+        PickedRows(),
         RescaledWeights(),
         Activations(),
         CountedPositions(),

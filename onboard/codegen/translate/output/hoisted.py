@@ -22,10 +22,14 @@ def hoist(translator: Translator) -> None:
     for state in translator.states.values():
         forward = state.methods.get("forward")
         for statement in list(forward.body) if forward is not None else []:
-            match statement:
-                case ast.Assign(
-                    targets=[ast.Name(id=variable)],
-                    value=ast.Call(func=ast.Name(id=key), args=args, keywords=keywords) as value,
+            match _made_where_modules_are(statement):
+                case (
+                    ast.Assign(
+                        targets=[ast.Name(id=variable)],
+                        value=ast.Call(
+                            func=ast.Name(id=key), args=args, keywords=keywords
+                        ) as value,
+                    ) as made
                 ) if key in translator.functions:
                     given = [*args, *(item.value for item in keywords)]
                     function = translator.functions[key]
@@ -33,7 +37,22 @@ def hoist(translator: Translator) -> None:
                     once = _count(translator, key) == 1 and _assigned(forward, variable) == 1
                     if once and new and all(_is_known(x, state) for x in given):
                         _without_device(value, function)
-                        _keep(state, variable, statement)
+                        _keep(state, variable, statement, made.value)
+
+
+def _made_where_modules_are(statement: ast.stmt) -> ast.stmt:
+    """Return a statement without the device that it moves a tensor to."""
+    match statement:
+        case ast.Assign(
+            targets=targets,
+            value=ast.Call(
+                func=ast.Attribute(value=made, attr="to"),
+                args=[ast.Attribute(value=ast.Name(), attr="device")],
+                keywords=[],
+            ),
+        ):
+            return ast.copy_location(ast.Assign(targets, made), statement)
+    return statement
 
 
 def _is_known(given: ast.expr, state: ClassState) -> bool:
@@ -107,11 +126,11 @@ class _NoDevice(ast.NodeTransformer):
         return node
 
 
-def _keep(state: ClassState, variable: str, statement: ast.Assign) -> None:
+def _keep(state: ClassState, variable: str, statement: ast.stmt, value: ast.expr) -> None:
     """Move what a statement of `forward` computes to a buffer."""
     forward, init = state.methods["forward"], state.init
     assert init is not None
-    made = call(attribute(name("nn"), "Buffer"), statement.value, persistent=ast.Constant(False))
+    made = call(attribute(name("nn"), "Buffer"), value, persistent=ast.Constant(False))
     place = ast.Attribute(name("self"), variable, ast.Store())
     init.body = [*init.body, ast.Assign([place], made)]
     rest = [item for item in forward.body if item is not statement]

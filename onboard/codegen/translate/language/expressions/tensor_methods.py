@@ -21,7 +21,7 @@ from onboard.codegen.translate.language.forms import (
     UPCAST,
 )
 from onboard.codegen.translate.language.object_values import Global
-from onboard.codegen.translate.language.trees.syntax import attribute
+from onboard.codegen.translate.language.trees.syntax import attribute, call
 from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 _POINTWISE = {
@@ -42,6 +42,7 @@ _OF_EACH_ROW = {"to", "float", "type", "type_as", "half", "bfloat16", "cos", "si
 _WITH_ROWS = (ROWS, ROWS_OF_TEXT, ROWS_OF_HEADS, TABLE, EVERY)
 _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
 _PARTS = {"chunk", "split", "tensor_split", "unbind"}
+_AXES_BATCH_TOKENS = 3
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
 
 
@@ -59,10 +60,12 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
     swaps = attr == "transpose" and sorted(map(str, known)) == ["1", "2"]
     if swaps and not owner.static and owner.form != CHANNELS:
         return Code(owner.expr, transposed=not owner.transposed)
+    if owner.form == POSITIONS and (axes := _of_several_axes(owner, attr, args)):
+        return axes
     if owner.form == POSITIONS and (
         attr in ("expand", "long", "to", "repeat", "type_as", "float", "contiguous")
         or (attr == "unsqueeze" and known == [0])
-        or (attr in ("view", "reshape") and known == [-1])
+        or (attr in ("view", "reshape") and known in ([-1], [1, -1], [1, 1, -1]))
     ):
         return owner
     if owner.form in _WITH_ROWS and attr in _OF_EACH_ROW:
@@ -143,6 +146,17 @@ def _unsqueezed(rows: Code, dim: int) -> Code | None:
         return None
     added = plain_call(attribute(rows.expr, "unsqueeze"), Args([Known(dim + 1)], {}, []))
     return replace(added, form=ROWS) if ahead else added
+
+
+def _of_several_axes(positions: Code, attr: str, args: Args) -> Code | None:
+    """Return `positions.expand(axes, batch, -1)`, or `repeat`, of positions that are the same on all
+    axes, [axes, batch, sequence]: they have the batch before.
+    """
+    if attr not in ("expand", "repeat") or len(args.positional) != _AXES_BATCH_TOKENS:
+        return None
+    rest = Known(-1 if attr == "expand" else 1)
+    ahead = call(attribute(positions.expr, "unsqueeze"), ast.Constant(0))
+    return plain_call(attribute(ahead, attr), Args([args.positional[0], rest, rest], {}, []))
 
 
 def _rows_at_positions(owner: Code, args: Args) -> Code | None:
