@@ -21,6 +21,10 @@ os.environ["ONBOARD_CACHE"] = ""
 signal.signal(signal.SIGINT, signal.default_int_handler)
 name_the_draw()
 draw_for("")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.support.interpreter import quicken
+
+    quicken()
 
 
 DRAWN = {
