@@ -45,7 +45,6 @@ KEPT = {
     "test_failing_ranks",
     "test_images_and_sound",
     "test_kld_command",
-    "test_launched_ranks",
     "test_layerwise",
     "test_llm",
     "test_modes",
@@ -154,20 +153,21 @@ def _lot(item: pytest.Item) -> tuple[str, str] | None:
     return item.path.stem, call.params["family"]
 
 
-def pytest_collection_finish() -> None:
-    """Keep the collector from what is imported by now, which stays: models hold reference cycles, so
-    that it looks for garbage again and again.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="session")
 def warm() -> Warm:
     """`python -m` without the seconds that its imports take."""
     from tests.support.warm import shared
 
     return shared()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_to_look_through() -> None:
+    """Keep the collector from what files before have imported, which stays: models hold reference
+    cycles, so that it looks for garbage again and again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
