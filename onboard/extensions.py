@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,13 +132,23 @@ def find_extensions(root: Path | None) -> list[Extension]:
     """
     own = [file for file in root_files(root) if file.is_extension]
     found: list[Extension] = []
+    places = [path for path in map(Path, sys.path) if path.exists()]
+    installed = _entry_points(tuple((path, path.stat().st_mtime_ns) for path in places))
     for kind in _KINDS:
-        points = sorted(
-            entry_points(group=f"onboard.{kind}"), key=lambda point: (point.name, point.value)
-        )
+        points = [point for point in installed if point.group == f"onboard.{kind}"]
         found.extend(Installed(kind, point) for point in points)
         found.extend(file for file in own if file.kind == kind)
     return found
+
+
+@lru_cache(maxsize=4)
+def _entry_points(_: tuple[tuple[Path, int], ...]) -> list[EntryPoint]:
+    """Return those of our groups, in the order of their names, as long as nothing is installed
+    meanwhile: all packages' metadata are read for them.
+    """
+    every = entry_points()
+    ours = [point for kind in _KINDS for point in every.select(group=f"onboard.{kind}")]
+    return sorted(ours, key=lambda point: (point.name, point.value))
 
 
 def root_files(root: Path | None) -> list[RootFile]:

@@ -1,11 +1,14 @@
-"""Graphs are kept by no test that does not ask for it: each sees the transforms at work."""
+"""What all tests have in common: draws, a collector with little to look through, and graphs, which
+few keep: the others see the transforms at work.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,12 +32,34 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 DRAWN = {
     "equivalence": 10,
-    "test_moe_families": 8,
-    "test_more_families": 8,
-    "test_mixer_families": 8,
+    "test_moe_families": 6,
+    "test_more_families": 6,
+    "test_mixer_families": 5,
 }
 """Lot -> of how many of its models a run takes the tests: the shipped models' own, and those of
 generated files.
+"""
+
+KEPT = {
+    "serve",
+    "test_failing_ranks",
+    "test_images_and_sound",
+    "test_kld_command",
+    "test_layerwise",
+    "test_llm",
+    "test_modes",
+    "test_overlap",
+    "test_own_heads",
+    "test_prompts_with_images",
+    "test_reuse",
+    "test_run",
+    "test_speculation",
+    "test_static_llm",
+    "test_structured_outputs",
+    "test_tied_heads",
+}
+"""A folder and files whose tests look at what models do once they are loaded, and change nothing of
+how a graph is made: they load the same ones again and again.
 """
 
 TESTED_ELSEWHERE = {"test_several_ranks"}
@@ -80,8 +105,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _draw_cases(items: Sequence[pytest.Item]) -> None:
-    """Leave cases of tests that are marked `drawn` to exhaustive runs, as long as others have what
-    they have.
+    """Leave cases of tests that are marked `drawn` to exhaustive runs: all but `few`, or as long as
+    others have what they have.
     """
     tests: dict[str, dict[str, pytest.Item]] = {}
     for item in items:
@@ -90,7 +115,13 @@ def _draw_cases(items: Sequence[pytest.Item]) -> None:
             test, _, case = item.nodeid.partition("[")
             tests.setdefault(test, {})[case] = item
     for cases in tests.values():
-        taken = cover({case: _values(item) for case, item in cases.items()})
+        first = next(iter(cases.values())).get_closest_marker("drawn")
+        few = first.kwargs.get("few") if first else None
+        taken = (
+            set(drawn_from(cases, few))
+            if few
+            else cover({case: _values(item) for case, item in cases.items()})
+        )
         for case in cases.keys() - taken:
             cases[case].add_marker(pytest.mark.exhaustive)
 
@@ -128,6 +159,33 @@ def warm() -> Warm:
     from tests.support.warm import shared
 
     return shared()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_to_look_through() -> None:
+    """Keep the collector from what files before have imported, which stays: models hold reference
+    cycles, so that it looks for garbage again and again.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_graphs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Keep the graphs of `KEPT`, as a user's runs do, in all processes of a run; no run has those of
+    another.
+    """
+    if KEPT.isdisjoint((request.path.stem, request.path.parent.name)):
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONBOARD_CACHE", str(folder / "kept"))
+        yield
 
 
 def pytest_unconfigure() -> None:

@@ -8,10 +8,7 @@ within 1e-5 of the logits that the writer's own dequantised weights gave (`expec
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +20,7 @@ from onboard.hf.hf_model import load_reference
 from onboard.hub import open_source
 from tests.support import quantised
 from tests.support.checkpoints import save_tokenizer
+from tests.support.warm import Warm
 
 QUICK = ("hf_fp8_llama", "ct_nvfp4")
 """The others take as long: twenty seconds each."""
@@ -44,18 +42,23 @@ def checkpoint(variant: str, folder: Path) -> Path:
     return folder
 
 
-def onboard(*words: str, root: Path) -> str:
-    command = [sys.executable, "-m", "onboard", *words, "--root", str(root)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ONBOARD_CACHE": str(root / "cache")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where files come, and graphs are kept."""
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path / "root" / "cache"))
+    return tmp_path / "root"
+
+
+def onboard(warm: Warm, *words: str | Path, root: Path) -> str:
+    done = warm("onboard", *words, "--root", root)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("variant", CASES)
-def test_the_whole_command(variant: str, tmp_path: Path) -> None:
-    folder, root = checkpoint(variant, tmp_path / "model"), tmp_path / "root"
-    onboard(str(folder), "--device", "cpu", "--dtype", "float32", root=root)
+def test_the_whole_command(variant: str, warm: Warm, root: Path, tmp_path: Path) -> None:
+    folder = checkpoint(variant, tmp_path / "model")
+    onboard(warm, folder, "--device", "cpu", "--dtype", "float32", root=root)
     run = json.loads((root / ".onboard" / "model" / "run.json").read_text())["runs"]["full"]
     assert run["comparison"]["agrees"]
     assert run["comparison"]["beside"] == "transformers"
@@ -82,9 +85,9 @@ def error_of_decoded_weights(variant: str, folder: Path) -> float:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("variant", ["hf_fp8_qwen3_moe", "ct_w4a16", "mxfp4_gpt_oss", "gguf_q4_0"])
-def test_verify_and_kld(variant: str, tmp_path: Path) -> None:
-    folder, root = checkpoint(variant, tmp_path / "model"), tmp_path / "root"
-    onboard(str(folder), "--device", "cpu", "--dtype", "float32", root=root)
-    onboard("verify", str(folder), root=root)
-    said = onboard("kld", f"transformers:{folder}", str(folder), "--json", root=root)
+def test_verify_and_kld(variant: str, warm: Warm, root: Path, tmp_path: Path) -> None:
+    folder = checkpoint(variant, tmp_path / "model")
+    onboard(warm, folder, "--device", "cpu", "--dtype", "float32", root=root)
+    onboard(warm, "verify", folder, root=root)
+    said = onboard(warm, "kld", f"transformers:{folder}", folder, "--json", root=root)
     assert json.loads(said)["mean"] < 1e-9

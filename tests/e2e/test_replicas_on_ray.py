@@ -25,8 +25,6 @@ from onboard import LLM, SamplingParams
 from tests.support.runtime.tiny import Tiny
 from tests.support.serving import speaking_model
 
-pytest.importorskip("ray.serve", reason="the extra `ray` is not installed", exc_type=ImportError)
-
 _PATIENCE = 240.0
 _CLIENTS = 12
 
@@ -82,6 +80,8 @@ class Served:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Tiny:
+    reason = "the extra `ray` is not installed"
+    pytest.importorskip("ray.serve", reason=reason, exc_type=ImportError)
     return speaking_model(tmp_path)
 
 

@@ -25,6 +25,7 @@ from onboard.workflow.phases import PHASES
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.hub_server import HubServer, Repository
 from tests.support.markdown import html, live, tokens
+from tests.support.warm import Warm
 
 pytestmark = pytest.mark.slow
 
@@ -122,9 +123,11 @@ def test_every_phase_is_done(hostile: Finished) -> None:
         assert Path(path).is_relative_to(hostile.root)
 
 
-def test_a_second_run_skips_everything_and_changes_nothing(hostile: Finished) -> None:
+def test_a_second_run_skips_everything_and_changes_nothing(hostile: Finished, warm: Warm) -> None:
     before = tree(hostile.root)
-    document = finish(start(command(hostile.checkpoint, hostile.root)))
+    done = warm(*command(hostile.checkpoint, hostile.root)[2:])
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
     assert {phase["status"] for phase in document["phases"]} == {"skipped"}
     assert document["artifacts"] == hostile.document["artifacts"]
     assert tree(hostile.root) == before
@@ -156,11 +159,9 @@ def test_the_text_of_the_pull_request_points_at_lines_that_are_there(hostile: Fi
     ), "a root that is no checkout has no commit; the rest is shown"
 
 
-def test_it_is_explained_and_nothing_of_its_name_is_live(hostile: Finished) -> None:
-    words = ["explain", str(hostile.checkpoint), "--root", str(hostile.root), "--gpu", "H100"]
-    page = subprocess.run(
-        [sys.executable, "-m", "onboard", *words], capture_output=True, text=True, check=True
-    ).stdout
+def test_it_is_explained_and_nothing_of_its_name_is_live(hostile: Finished, warm: Warm) -> None:
+    words = ("explain", hostile.checkpoint, "--root", hostile.root, "--gpu", "H100")
+    page = warm("onboard", *words).stdout
     assert "### Layers 0-1: `full_attention`" in page
     assert re.search(r"insert_cached_attention`: 2 matches, nodes \d+ -> \d+", page)
     assert "µs a token at least" in page

@@ -82,3 +82,15 @@ def some_of(cases: Collection[str], always: Collection[str], by_chance: int) -> 
         )
         for case in cases
     ]
+
+
+def asked_for(request: pytest.FixtureRequest, parameter: str) -> list[str]:
+    """Return what `parameter` is in the cases that this run takes of a fixture's file: nothing else
+    need be made for them.
+    """
+    calls = (
+        item.callspec.params
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    )
+    return list(dict.fromkeys(call[parameter] for call in calls if parameter in call))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.drawing import DRAW, cover
+from tests.support.warm import Warm
 
 _CASES = """
 import os, random, pytest, torch
@@ -34,10 +33,16 @@ def test_draws(case, shared, own):
 def test_pairs(one, other, third):
     with open(os.environ["DRAWN"], "a") as file:
         print(one * 10 + other, "is run", file=file)
+
+@pytest.mark.drawn(few=2)
+@pytest.mark.parametrize("one", range(5))
+def test_some(one):
+    with open(os.environ["DRAWN"], "a") as file:
+        print(one, "is run", file=file)
 """
 
 
-def _drawn(folder: Path, word: str | None, *options: str) -> dict[str, str]:
+def _drawn(warm: Warm, folder: Path, word: str | None, *options: str) -> dict[str, str]:
     """Return what each of the cases that a run of its own takes says."""
     root = Path(__file__).parents[2]
     (folder / "tests" / "support").mkdir(parents=True, exist_ok=True)
@@ -47,29 +52,39 @@ def _drawn(folder: Path, word: str | None, *options: str) -> dict[str, str]:
     (folder / "tests" / "test_cases.py").write_text(_CASES, encoding="utf-8")
     out = folder / "drawn"
     out.unlink(missing_ok=True)
-    names = {DRAW, "ONBOARD_SEED"} | {name for name in os.environ if name.startswith("PYTEST")}
-    environment = {name: value for name, value in os.environ.items() if name not in names}
-    environment |= {"DRAWN": str(out)} | ({DRAW: word} if word else {})
     settings = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-o", "pythonpath=."]
-    command = [sys.executable, "-m", "pytest", *settings, *options]
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name in (DRAW, "ONBOARD_SEED") or name.startswith("PYTEST"):
+                patch.delenv(name)
+        patch.setenv("DRAWN", str(out))
+        if word:
+            patch.setenv(DRAW, word)
+        patch.chdir(folder)
+        done = warm("pytest", *settings, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
     return dict(line.split(" ", 1) for line in out.read_text(encoding="utf-8").splitlines())
 
 
-def test_a_run_is_repeated_by_its_word(tmp_path: Path) -> None:
-    whole = _drawn(tmp_path, "word", "tests/test_cases.py::test_draws")
+def test_a_run_is_repeated_by_its_word(warm: Warm, tmp_path: Path) -> None:
+    whole = _drawn(warm, tmp_path, "word", "tests/test_cases.py::test_draws")
     assert len(set(whole.values())) == 3  # each case draws for itself
-    alone = _drawn(tmp_path, "word", "tests/test_cases.py::test_draws[2]")
+    alone = _drawn(warm, tmp_path, "word", "tests/test_cases.py::test_draws[2]")
     assert alone == {"2": whole["2"]}
-    assert _drawn(tmp_path, None, "tests/test_cases.py::test_draws[2]") != alone
+    assert _drawn(warm, tmp_path, None, "tests/test_cases.py::test_draws[2]") != alone
 
 
-def test_a_few_of_like_cases_have_every_value(tmp_path: Path) -> None:
-    taken = _drawn(tmp_path, "word", "-m", "not exhaustive", "tests/test_cases.py::test_pairs")
+def test_a_few_of_like_cases_have_every_value(warm: Warm, tmp_path: Path) -> None:
+    taken = _drawn(
+        warm, tmp_path, "word", "-m", "not exhaustive", "tests/test_cases.py::test_pairs"
+    )
     cases = set(map(int, taken))
     assert len(cases) == 4
     assert {case // 10 for case in cases} == {0, 1, 2, 3}
     assert {case % 10 for case in cases} == {0, 1, 2}
+    some = _drawn(warm, tmp_path, "word", "-m", "not exhaustive", "tests/test_cases.py::test_some")
+    assert len(some) == 2
+    assert len(_drawn(warm, tmp_path, "word", "tests/test_cases.py::test_some")) == 5
 
 
 def test_a_run_s_word_says_which_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
@@ -122,12 +123,18 @@ def _starts(block: Sequence[ast.stmt]) -> list[int]:
 
 
 def _mentions(tree: ast.AST, attrs: Collection[str]) -> bool:
-    return any(
-        isinstance(node, ast.Attribute)
-        and node.attr in attrs
+    return not _mentioned(tree).isdisjoint(attrs)
+
+
+@lru_cache(maxsize=1 << 14)
+def _mentioned(tree: ast.AST) -> frozenset[str]:
+    """Return the attributes of `self` in code as it was read, of which many regions are asked."""
+    return frozenset(
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
-        for node in ast.walk(tree)
     )
 
 

@@ -50,7 +50,21 @@ def torch_linear_simple(
     return F.linear(input, weight, bias)
 
 
-@register_op(feed_forward=True)
+def _fed_forward(
+    input: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: str = "silu",
+) -> Tensor:
+    activation_function(activation)  # or raises
+    return _projected(input, down_weight)
+
+
+@register_op(_fed_forward, feed_forward=True)
 def torch_swiglu_mlp(
     input: Tensor,
     gate_weight: Tensor,

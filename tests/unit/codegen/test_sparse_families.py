@@ -59,6 +59,7 @@ def test_own_and_shared_choices_of_keys_equal_transformers_and_export() -> None:
     assert text.count(".torch_lightning_indexer(") == 1
 
 
+@pytest.mark.drawn(few=2)
 @pytest.mark.parametrize(
     ("right", "wrong", "block"),
     [
@@ -83,6 +84,7 @@ def test_chosen_blocks_of_keys_equal_transformers_and_export() -> None:
     assert text.count(".torch_sparse_attention(") == text.count(".torch_block_indexer(") == 1
 
 
+@pytest.mark.drawn(few=2)
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -113,6 +115,7 @@ def test_windows_with_compressed_keys_behind_them_equal_transformers_and_export(
     assert spec.traits["positions"].value == "from zero"
 
 
+@pytest.mark.drawn(few=3)
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

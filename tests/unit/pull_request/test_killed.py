@@ -129,6 +129,7 @@ class SteppingHands(ScriptedHands):
 KINDS = [f"{when} {what}" for when in ("before", "after") for what in ("a post", "a note", "hands")]
 
 
+@pytest.mark.drawn(few=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_watcher(
     hub: GitHub,

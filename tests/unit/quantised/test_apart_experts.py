@@ -162,6 +162,7 @@ def fresh(kind: Callable[..., Layer]) -> dict[str, Layer]:
     return drawn(random.Random(seed), kind)
 
 
+@pytest.mark.drawn(few=1)
 @pytest.mark.parametrize("kind", [packed, eight_bits])
 def test_llama4_as_it_is_released(kind: Callable[..., Layer], tmp_path: Path) -> None:
     layers = fresh(kind)
@@ -196,6 +197,7 @@ def test_an_expert_that_is_left_alone(tmp_path: Path) -> None:
     assert checkpoint.weights[f"{LLAMA4}.gate_up_proj"].computed_as not in ("fp8", "int8")
 
 
+@pytest.mark.drawn(few=1)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

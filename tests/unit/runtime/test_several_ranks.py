@@ -89,6 +89,7 @@ def run(llm: LLM, seed: int) -> list[list[int]]:
     return [*first, *tokens(llm, again, drawn)]
 
 
+@pytest.mark.drawn(few=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_ranks_choose_the_tokens_of_one(
     workers: Workers, saved: Saved, seed: int, name: str

@@ -42,11 +42,13 @@ def _check(name: str, folder: Path) -> None:
     assert [output.token_ids for output in outputs] == expected, "paged"
 
 
+@pytest.mark.drawn(few=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path)
 
 
+@pytest.mark.drawn(few=2)
 @pytest.mark.parametrize("name", HARDER)
 def test_tokens_of_more_are_too(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path)

@@ -55,6 +55,7 @@ def load(folder: Path, **settings: Any) -> LLM:
     return LLM(folder, ROOT, device="cpu", **settings)
 
 
+@pytest.mark.drawn(few=2)
 @pytest.mark.parametrize(
     ("model_type", "embedding", "shards"),
     [

@@ -135,6 +135,7 @@ def _raise_at_run_time(gm: nn.Module, context: TransformContext) -> None:
     graph.recompile()
 
 
+@pytest.mark.drawn(few=3)
 @pytest.mark.parametrize(
     ("after", "stage", "spoil", "right"),
     [

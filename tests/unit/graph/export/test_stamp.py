@@ -157,6 +157,7 @@ def wide_then_mixture() -> list[nn.Module]:
     return [Layer("wide"), *(Layer("wide", experts=5) for _ in range(5))]
 
 
+@pytest.mark.drawn(few=2)
 @pytest.mark.parametrize(
     "layers",
     [

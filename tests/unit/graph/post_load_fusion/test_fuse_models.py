@@ -32,6 +32,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.drawn(few=2)
 @pytest.mark.parametrize("model_type", EXPECTED)
 def test_logits_after_all_fusions(tmp_path, model_type):
     context = make_context(tmp_path, model_type, mode="hf")
