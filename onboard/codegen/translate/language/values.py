@@ -321,9 +321,14 @@ class Items(Value):
         return replace(self, items=tuple(map(change, self.items)))
 
     def fact(self) -> Value:
-        """Return that it is a tuple at run time, of constants or a complex table, or any other."""
+        """Return that it is a tuple at run time, of constants or a complex table, or any other; itself
+        where it holds masks, and constants besides, which no run time has.
+        """
+        masks = any(isinstance(item, Mask) for item in self.items)
         match self.items:
             case () if self.kind == TUPLE:
+                return self
+            case items if masks and all(isinstance(item, Known | Mask) for item in items):
                 return self
             case (Half(whole=whole), Half()):
                 return Code(name("_"), form=whole.form)
