@@ -12,7 +12,8 @@ random weights, from the repository's own class, with the transformers that it w
 `judge` writes the logits of that class for the tokens in LOGITS (`ids`) beside them (`logits`),
 those of each token by the text up to it where the table says `by_prefix`. Where it says
 `loaded_alone`, the class sets first values of other shapes than its checkpoints have; `kernels_of`
-names a package for whose kernels the class casts to half precision, which is left out in float32.
+names a package for whose kernels the class casts to half precision, which is left out in float32, or
+asserts that it is that, on a GPU, which is not asked.
 
 `check` does all of it for models that are filled: it runs the whole command, generates with the
 model file that came of it, and has the repository's class judge the texts. It prints a line a
@@ -300,6 +301,8 @@ def _verdict(out: Path, name: str, entry: dict[str, Any], root: Path) -> str:
     folders = (entry["transformers"], "common", entry.get("kernels_of", "common"))
     path = ":".join(str(old / folder) for folder in folders)
     then = {"PYTHONPATH": path, "HF_HOME": str(root / "home")}
+    if entry.get("kernels_of"):
+        then["PYTHONOPTIMIZE"] = "1"  # assertions say what those kernels take
     if not (out / name / "model.safetensors").is_file():
         _run([__file__, "weights", str(out), name], then)
     if not (out / name / "model.safetensors").is_file():

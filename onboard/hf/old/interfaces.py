@@ -145,7 +145,9 @@ def _without_listed_ties() -> list[str]:
 
 
 def _without_cuda() -> list[str]:
-    """Where there is no GPU, have code that says `.cuda()` stay on the CPU, which has no streams."""
+    """Where there is no GPU, have code that says `.cuda()` stay on the CPU, which has no streams
+    and no profiler of a GPU that wants to know where code is.
+    """
     if torch.cuda.is_available():
         return []
     torch.Tensor.cuda = _itself  # type: ignore[method-assign]
@@ -155,6 +157,8 @@ def _without_cuda() -> list[str]:
     torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment]
     for name in ("current_stream", "default_stream"):
         setattr(torch.cuda, name, _no_stream)
+    for name in ("mark", "range_pop", "range_push"):
+        setattr(torch.cuda.nvtx, name, _no_stream)
     return ["there is no GPU; what is put on one stays on the CPU"]
 
 
@@ -198,7 +202,7 @@ def _capability(device: Any = None) -> tuple[int, int]:
     return 8, 0
 
 
-def _no_stream(device: Any = None) -> None:
+def _no_stream(*_: Any, **__: Any) -> None:
     return None
 
 

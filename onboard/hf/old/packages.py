@@ -71,7 +71,7 @@ class _Absent(ModuleType):
 
     def __getattr__(self, leaf: str) -> Any:
         if leaf.startswith("__"):
-            raise AttributeError(leaf)
+            raise AttributeError(f"{leaf} of {self.__name__}, which is not installed")
         full = f"{self.__name__}.{leaf}"
         package = full.split(".")[0]
         return FORMS.get(full) or FORMS.get(f"{package}..{leaf}", Gone(full, to_install))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 import onboard.ops  # noqa: F401  # registers the canonical ops
 from onboard.hf.old.attention_forms import flash_attn_func
+from onboard.hf.old.layers.kernel_casts import without_kernel_assertions
 from onboard.verify.error import rmse_ratio
 from tests.support.odd_code import GENERATE, run_apart, save_odd
 
@@ -100,3 +102,45 @@ def test_casts_that_kernels_need_are_left_out_and_said(tmp_path: Path) -> None:
     other = found["odd_halved_keys"]
     assert "nan_to_num" not in str(other)
     assert "keeps the model's dtype" not in str(other)
+
+
+ASSERTED = """
+b, t, _ = x.shape
+q, k, v = (y.view(b, t, self.heads, self.size) for y in self.qkv(x).chunk(3, dim=-1))
+assert all((i.dtype in [torch.float16, torch.bfloat16] for i in (q, k, v))), "for its kernels"
+assert all(i.is_cuda for i in (q, k, v))
+return self.out(flash_attn_func(q, k, v, causal=True).reshape(b, t, -1))
+"""
+LENGTHS = ASSERTED.replace("i.is_cuda for i", "i.shape[1] > 99 for i")
+
+
+def test_what_kernels_alone_ask_for_is_left_out_and_said(tmp_path: Path) -> None:
+    head = "from flash_attn import flash_attn_func\n"
+    bodies = {"odd_asserted": ASSERTED, "odd_lengths": LENGTHS}
+    folders = [save_odd(tmp_path / key, head=head, attention=body) for key, body in bodies.items()]
+    found = run_apart(GENERATE, folders)
+    made = found["odd_asserted"]
+    assert "error" not in made, made
+    assert "torch_attention(" in made["text"]
+    assert made["worst"] < 1e-6
+    assert any("asserts what the kernels" in fact for fact in made["facts"])
+    assert "AssertionError" in found["odd_lengths"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("test", "is_left_out"),
+    [
+        ("q.is_cuda and k.is_cuda", True),
+        ("all([i.dtype in (torch.half, torch.bfloat16) for i in (q, k)])", True),
+        ("q.dtype in [torch.float16, torch.float32]", False),
+        ("q.is_cuda or q.shape[1] > 1", False),
+        ("all(i.shape[1] > 1 for i in (q, k))", False),
+        ("q.dtype == k.dtype", False),
+    ],
+)
+def test_other_assertions_stay(test: str, is_left_out: bool) -> None:
+    text = f"from flash_attn import flash_attn_varlen_func as attend\nassert {test}, 1\n"
+    tree, whole = ast.parse(text), ast.unparse(ast.parse(text))
+    assert without_kernel_assertions(tree) == is_left_out
+    assert ast.unparse(tree).endswith("assert True") if is_left_out else ast.unparse(tree) == whole
+    assert not without_kernel_assertions(ast.parse(f"assert {test}"))  # whose kernels?

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,51 @@ class Toy(nn.Module):
             y = y * 2
         return y
 """
+
+ASKED = """
+class Halved(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x):
+        return x / self.size
+
+class Doubled(Halved):
+    def forward(self, x):
+        return x * self.size
+
+TABLE = {"half": Halved, "double": Doubled}
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        kind = config.kind
+        self.kind = TABLE.get(KEY, OTHER)(config)
+
+    def forward(self, x):
+        return self.kind(x)
+"""
+
+
+@pytest.mark.parametrize("kind", ["half", "double", "another"])
+@pytest.mark.parametrize("key", ["kind", "config.kind", "'half'", "'none'"])
+@pytest.mark.parametrize("other", ["Halved", "Doubled"])
+def test_modules_of_tables_that_are_asked_for_a_name(
+    kind: str, key: str, other: str, translate: Translate
+) -> None:
+    config, toy = {"kind": kind, "size": 2}, ASKED.replace("KEY", key).replace("OTHER", other)
+    state, _, _ = translate(toy, config, specialised=True)
+    text = _with_parts(state)
+    guards = [ast.unparse(item) for item in state.guards]
+    assert "TABLE" not in text + " ".join(guards)
+    assert bool(guards) == ("kind" in key)
+    x = torch.randn(2, 6)
+    assert torch.equal(_made(text, config)(x), _made(toy, config)(x))
+    for another in {"half", "double", "another"} - {kind}:
+        made = {"config": SimpleNamespace(kind=another), "kind": another}
+        same = _made(toy, config | {"kind": another})(x).equal(_made(toy, config)(x))
+        assert same or "kind" not in key or not all(eval(item, made) for item in guards)
 
 
 @pytest.mark.parametrize("act", ["swiglu", "geglu", "tanglu"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.odd_code import GENERATE, run_apart, save_odd
+from tests.support.odd_code import GENERATE, run_apart, save_odd, with_rotary
 from tests.unit.codegen.test_wrapped_models import ATTENTION, TABLES
 
 _HEAD = """
@@ -73,3 +73,40 @@ def test_texts_of_one_length_in_a_row_are_attended_apart(made: dict[str, Any]) -
 
 def test_a_switch_that_all_layers_are_given_is_asserted(made: dict[str, Any]) -> None:
     assert "covered only with in_rows" in made["text"]
+
+
+_MODULE = """
+
+class Rows(nn.Module):
+    def forward(self, q, k, v):
+        assert all((i.dtype in [torch.float16, torch.bfloat16] for i in (q, k, v)))
+        texts, queries = q.shape[0], q.shape[1]
+        keys = k.shape[1]
+        q, k, v = [rearrange(x, "b s ... -> (b s) ...") for x in (q, k, v)]
+        ends = torch.arange(0, (texts + 1) * queries, step=queries, dtype=torch.int32, device=q.device)
+        causal = ASKED
+        more = torch.arange(0, (texts + 1) * keys, step=keys, dtype=torch.int32, device=q.device)
+        y = flash_attn_varlen_func(q, k, v, ends, more, queries, keys, causal=causal)
+        return rearrange(y, "(b s) ... -> b s ...", b=texts)
+"""
+_IN_MODULE = """
+b, t, _ = x.shape
+q, k, v = (y.view(b, t, self.heads, self.size) for y in self.qkv(x).chunk(3, dim=-1))
+return self.out(self.rotary(q, k, v).reshape(b, t, -1))
+"""
+
+
+def test_a_module_of_texts_in_a_row_is_causal_where_it_has_as_many_keys(tmp_path: Path) -> None:
+    asked = {"odd_as_many": "queries == keys", "odd_more": "queries > keys"}
+    folders = []
+    for key, test in asked.items():
+        head = _HEAD + _MODULE.replace("ASKED", test)
+        folder = save_odd(tmp_path / key, head=head, attention=_IN_MODULE)
+        folders.append(with_rotary(folder, "Rows()"))
+    found = run_apart(GENERATE, folders)
+    made = found["odd_as_many"]
+    assert made.get("error") is None, made["error"]
+    assert made["worst"] < 1e-5
+    assert not made["recorded"]
+    assert "torch_attention(" in made["text"]
+    assert "not causal" in found["odd_more"]["error"]

@@ -362,6 +362,8 @@ def test_a_missing_package_is_stood_in_for_with_all_its_modules() -> None:
     with pytest.raises(OnboardError) as caught:
         found(1)
     assert caught.value.hint == "pip install no-such-kernels"
+    with pytest.raises(AttributeError, match="__version__ of no_such_kernels, which is not inst"):
+        _ = sys.modules["no_such_kernels"].__version__
     assert packages.asked_for(asked, ["no_such_kernels"]) == []
     for name in [name for name in sys.modules if name.split(".")[0] == "no_such_kernels"]:
         del sys.modules[name]
@@ -808,6 +810,7 @@ def test_without_a_gpu_code_for_one_stays_on_the_cpu(monkeypatch: pytest.MonkeyP
         (torch.cuda, "stream"),
         (torch.cuda, "current_stream"),
         (torch.cuda, "default_stream"),
+        *((torch.cuda.nvtx, name) for name in ("mark", "range_pop", "range_push")),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     assert interfaces._without_cuda()
@@ -815,6 +818,8 @@ def test_without_a_gpu_code_for_one_stays_on_the_cpu(monkeypatch: pytest.MonkeyP
     assert here.device.type == nn.Linear(2, 2).cuda().weight.device.type == "cpu"
     with torch.cuda.stream(torch.cuda.default_stream(here.device)):
         assert torch.cuda.current_stream() is None
+    torch.cuda.nvtx.range_push("here")  # which raises in a build without CUDA
+    torch.cuda.nvtx.range_pop()
 
 
 @pytest.mark.parametrize(

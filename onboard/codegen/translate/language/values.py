@@ -299,9 +299,8 @@ class Items(Value):
 
     def same_as(self, other: Items) -> bool:
         """Whether all items are equal."""
-        return len(self.items) == len(other.items) and all(
-            item.equals(own) for item, own in zip(self.items, other.items, strict=True)
-        )
+        pairs = zip(self.items, other.items, strict=False)
+        return len(self.items) == len(other.items) and all(one.equals(two) for one, two in pairs)
 
     @property
     def is_static(self) -> bool:
@@ -321,9 +320,10 @@ class Items(Value):
         return replace(self, items=tuple(map(change, self.items)))
 
     def fact(self) -> Value:
-        """Return that it is a tuple at run time, of constants or a complex table, or any other."""
+        """Return a tuple at run time, of constants or a complex table, or any other; masks stay."""
+        masks = not self.is_static and all(isinstance(item, Known | Mask) for item in self.items)
         match self.items:
-            case () if self.kind == TUPLE:
+            case items if masks or (not items and self.kind == TUPLE):
                 return self
             case (Half(whole=whole), Half()):
                 return Code(name("_"), form=whole.form)

@@ -18,6 +18,7 @@ from onboard.codegen.translate.mechanisms.attention.text_lengths import TextLeng
 from onboard.codegen.translate.mechanisms.attention.windows import CutMasks, Windows
 from onboard.codegen.translate.mechanisms.attention.written import WrittenAttention
 from onboard.codegen.translate.mechanisms.axes import NamedAxes
+from onboard.codegen.translate.mechanisms.constructors.class_tables import ClassTables
 from onboard.codegen.translate.mechanisms.constructors.filled_in import FilledIn
 from onboard.codegen.translate.mechanisms.constructors.foreign_values import ForeignValues
 from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
@@ -63,6 +64,7 @@ MECHANISMS = Mechanisms(
         CastLayers(),
         OwnEntriesRead(),
         NumberedParts(),
+        ClassTables(),
         Padding(),
         UniformBatches(),
         LastTokens(),

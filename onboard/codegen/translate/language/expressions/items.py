@@ -9,6 +9,7 @@ from typing import Any
 from transformers.activations import ClassInstantier
 
 from onboard.codegen.translate.language import config_values
+from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.expressions.decisions import decided_here
@@ -192,6 +193,28 @@ def _chosen_here(owner: Global, key: Value, frame: Frame) -> Value | None:
         frame.translator.guard(test.expr, frame)
         return _entry(owner, item, frame)
     return None
+
+
+def got_of_table(owner: Global, args: Args, frame: Frame) -> Value | None:
+    """Return what `table.get(key, other)` gives of a table of the repository's classes or functions:
+    what a constant or this config names, else the other one; None where that is not told.
+    """
+    if args.keywords or args.stars or not 1 <= len(args.positional) <= 2:
+        return None
+    key, *others = args.positional
+    table = _by_key(owner.obj)
+    own = bool(table) and all(_has_own(item, frame) for item in table.values())
+    if not own or not frame.translator.specialised:
+        return None
+    if isinstance(key, Known):
+        absent = key.value not in table
+    elif key.is_static and (chosen := _chosen_here(owner, key, frame)) is not None:
+        return chosen
+    else:
+        absent = all(decided_here(_is_key(key, item), frame) is False for item in table)
+    if not absent:
+        return _of_table(owner, key, frame)
+    return others[0] if others else NONE
 
 
 def _asked_for(table: dict[Any, Any], key: Value, frame: Frame) -> dict[Any, Any]:

@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.statements import bindings, lists, loop_
 from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
 from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
 from onboard.codegen.translate.language.statements.assignments.own_entries import OwnEntries
+from onboard.codegen.translate.language.statements.assignments.records_alone import only_records
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
 from onboard.codegen.translate.language.statements.joins import (
@@ -61,7 +62,9 @@ def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
             return execute(by_class(error, statements[index:], frame), frame)
         except Exception as error:
             syntax.note_place(error, frame.source.location(statement))
-            raise
+            if not only_records(statement, error, frame):
+                raise
+            continue
         if ending is not None:
             return str(ending)
         if (rest := frame.mechanisms.rest(statement, statements[index + 1 :], frame)) is not None:
@@ -93,7 +96,7 @@ def _ann_assign(node: ast.AnnAssign, frame: Frame) -> None:
 
 def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     """A tensor changes in place, as other names for it see; all else is made anew, and positions."""
-    old = frame.evaluate(ast.copy_location(_as_load(node.target), node))
+    old = frame.evaluate(ast.copy_location(syntax.as_load(node.target), node))
     operand = frame.settle(frame.evaluate(node.value))
     if isinstance(old, Unread) or frame.mechanisms.binary(node.op, old, operand, frame) is old:
         return
@@ -106,10 +109,6 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
         frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, operand.code()), node)
         return
     store(node.target, binary(node.op, old, operand, frame), frame, node)
-
-
-def _as_load(target: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(target), mode="eval").body
 
 
 def _expr(node: ast.Expr, frame: Frame) -> None:

@@ -55,6 +55,11 @@ def led_by(error: Untranslatable, frame: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item for item in (*error.blocks, owner) if item))
 
 
+def as_load(target: ast.expr) -> ast.expr:
+    """Return the expression that reads what an assignment stores."""
+    return ast.parse(ast.unparse(target), mode="eval").body
+
+
 def note_place(error: Exception, place: str) -> None:
     """Note the innermost statement that an error comes from, as `file.py:12`."""
     if not place.endswith(":0") and not getattr(error, "place", ""):

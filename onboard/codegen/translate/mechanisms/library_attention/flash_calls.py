@@ -81,8 +81,24 @@ def _of_one_length(given: Mapping[str, Value], frame: Frame) -> Code | None:
         key: _apart(given[key], size) for key, size in zip("qkv", sizes + sizes[1:], strict=True)
     }
     settings = {key: given[key] for key in ("softmax_scale", "causal", "window_size")}
+    if _asks_for_as_many(given["causal"], sizes, frame):
+        settings["causal"] = Known(True)
     attended = _attended(bound(flash_attn_func, Args([], {**qkv, **settings}, [])), frame)
     return attended and Laid(attended.expr, dims=((0, 1), (2,), (3,)), axes=4)
+
+
+def _asks_for_as_many(causal: Value, sizes: Sequence[ast.Tuple], frame: Frame) -> bool:
+    """Whether what is causal is asked by `queries == keys`, the tokens of each text of either: without
+    a cache of the code's own there are as many.
+    """
+    code, values = causal.code(), local_values(frame)
+    while isinstance(code, ast.Name) and code.id in values:
+        code = values.pop(code.id)
+    match code:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            asked = {ast.dump(left), ast.dump(right)}
+            return asked == {ast.dump(size.elts[1]) for size in sizes}
+    return False
 
 
 def _each(ends: Value, length: Value, frame: Frame) -> ast.Tuple | None:
