@@ -318,7 +318,8 @@ def _fit_with_router(
         error = worst([rmse_ratio(y, e) for y, e in zip(made, expected, strict=True)])
         if error < SAME_MIXTURE and _chooses(module.get_submodule(router), k, given[0]):
             roles = {"x": names[0], "indices": "selected_experts", "weights": "routing_weights"}
-            rows = _gets_rows(module.get_submodule(router), function, variables)
+            own = {**variables, names[0]: given[0].clone()}
+            rows = _gets_rows(module.get_submodule(router), function, own)
             choice = {"router": router, "chosen": k, "renormalised": renormalised, "in_rows": True}
             choice["routed_rows"] = rows
             parameters = {**form, **_place(region, result)}

@@ -46,6 +46,10 @@ m = (chosen == 2).any(dim=-1)
 if m.sum() > 0:
     y[m] = work(x[m])
 """
+NUMBERS = """
+m = (x > 0.5) & (x[..., :1] < 0.7)
+y[m] = work(x[m]) - y[m]
+"""
 FIRST_OF_TWO = """
 r = torch.where(chosen == 2)[0]
 y[r] = work(x[r]) * 2.0
@@ -57,6 +61,7 @@ WAYS = {
     "table": BY_TABLE,
     "mask": BY_MASK,
     "replaced": REPLACED,
+    "numbers": NUMBERS,
     "first of two": FIRST_OF_TWO,
 }
 
@@ -115,6 +120,7 @@ def test_all_rows_give_what_the_picked_ones_do(way: str, expert: int) -> None:
         ("places", ("y.index_add_(0, r,", "y.index_add_(0, r // 2,")),
         ("table", ("work(x[hit[:, 0]])", "work(x[hit[:, 0]]) * hit.sum()")),
         ("replaced", ("y[m] = work(x[m])", "y[~m] = work(x[~m])")),
+        ("replaced", ("y[m] = work(x[m])", "y[m] = 0.0")),
     ],
 )
 def test_what_is_done_otherwise_stays(way: str, change: tuple[str, str]) -> None:

@@ -97,7 +97,8 @@ def _picked(statements: Sequence[ast.stmt], fresh: object) -> tuple[ast.stmt, Pi
             return None
     if isinstance(target, ast.Name) and _is_truth(value):
         picked = Picked(target.id, target.id, truths=True)
-        return (statements[0], picked) if _puts(statements[1:], picked) else None
+        used = _puts(statements[1:], picked) and _takes(statements[1:], picked)
+        return (statements[0], picked) if used else None
     mask, several = _asked(value)
     if mask is None or not callable(fresh):
         return None
@@ -168,6 +169,17 @@ def _puts(statements: Sequence[ast.stmt], picked: Picked) -> bool:
     return any(_target(node, picked) is not None for each in statements for node in ast.walk(each))
 
 
+def _takes(statements: Sequence[ast.stmt], picked: Picked) -> bool:
+    """Whether statements compute with picked rows, and do not just fill them with something."""
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and _is_rows(node.slice, picked)
+        for each in statements
+        for node in ast.walk(each)
+    )
+
+
 def _target(node: ast.AST, picked: Picked) -> tuple[ast.expr, ast.expr, bool] | None:
     """Return in which tensor a statement puts what in the places of picked rows, and whether it adds
     it.
@@ -234,14 +246,24 @@ def _put(whole: ast.expr, value: ast.expr, picked: Picked, *, added: bool) -> as
     """Return the assignment that puts rows [rows, ...] in their places of a tensor."""
     target = deepcopy(whole)
     target.ctx = ast.Store()  # type: ignore[attr-defined]
+    if isinstance(value, ast.Constant):
+        raise _OtherwiseError
+    if picked.truths:  # which may be one for each number, not for each row
+        value = _in_rows(value, picked)
     if added:
         others = ast.UnaryOp(ast.Invert(), picked.of_rows())
         kept = call(attribute(value, "masked_fill"), others, ast.Constant(0.0))
         made = ast.BinOp(whole, ast.Add(), call(attribute(kept, "view_as"), whole))
         return ast.Assign([target], made)
-    before = _flat(whole, picked) if picked.truths else whole
+    before = _in_rows(whole, picked) if picked.truths else whole
     chosen = call(attribute(name("torch"), "where"), picked.of_rows(), value, before)
     return ast.Assign([target], call(attribute(chosen, "view_as"), whole))
+
+
+def _in_rows(whole: ast.expr, picked: Picked) -> ast.expr:
+    """Return a tensor [places of a mask, size]; of one number a place, the size is 1."""
+    places = call(attribute(name(picked.mask), "numel"))
+    return call(attribute(whole, "reshape"), places, ast.UnaryOp(ast.USub(), ast.Constant(1)))
 
 
 def _flat(whole: ast.expr, picked: Picked) -> ast.expr:
