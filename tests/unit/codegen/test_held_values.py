@@ -163,7 +163,7 @@ def test_items_that_a_comparison_tells_are_chosen(translate: Translate, mask: st
     _same(state, text, config)
 
 
-def test_rows_that_another_test_tells_stay(translate: Translate) -> None:
+def test_rows_that_a_comparison_tells_are_chosen_whole(translate: Translate) -> None:
     body = """y = torch.zeros_like(x)
             mask = x.sum(-1) > config.least
             y[mask] = x[mask]
@@ -172,7 +172,7 @@ def test_rows_that_another_test_tells_stay(translate: Translate) -> None:
     text = text.replace("KEEP", "self.config = config")
     config = {"size": 4, "slope": 0.3, "least": 0.1}
     state, _, forward = translate(text, config, specialised=True)
-    assert "torch.where" not in forward
+    assert "torch.where(mask.flatten()[:, None]" in forward
     _same(state, text, config)
 
 
