@@ -13,10 +13,6 @@
 // Macros: DIM and VALUE_DIM (channels, of eight each), GROUP (query heads of a key head), PAGE, WARPS, CLUSTER,
 // RESIDENT, WINDOW and CHUNK (keys that are seen, 0: all), HAS_SINKS, HAS_CAP, SIZE (channels that turn), TURNS
 // (as in `rotation_kernels.py`; 0: none), STEP (of tables), TABLE_TYPE and SINK_TYPE (0 bfloat16, 2 float32).
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef long long i64;
-
 constexpr int TILE = 16, THREADS = 32 * WARPS, UNITS = WARPS * CLUSTER;
 constexpr int HEADS = (GROUP + 7) / 8;            // columns of heads, of eight
 constexpr int KEY_PIECES = (DIM + 31) / 32;       // sixteen bytes each, of a key that a lane has
@@ -26,11 +22,6 @@ constexpr int ROW = KEY_PIECES * 32 < VALUE_DIM ? VALUE_DIM : KEY_PIECES * 32;  
 constexpr int ELEMENTS = HEADS * WORDS * 32;      // fours of sums: two heads, two channels
 constexpr float LOG2E = 1.4426950408889634f, NONE = -3e38f;  // less than any score
 
-__device__ __forceinline__ float low_of(u32 v) { return __uint_as_float(v << 16); }
-__device__ __forceinline__ float high_of(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
-__device__ __forceinline__ u32 pair(float low, float high) {
-  u32 both; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low)); return both;
-}
 __device__ __forceinline__ float power(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
 template <int TYPE> struct Number;
@@ -38,13 +29,6 @@ template <> struct Number<0> { typedef u16 type; static __device__ float of(u16 
 template <> struct Number<2> { typedef float type; static __device__ float of(float v) { return v; } };
 typedef Number<TABLE_TYPE> Table;
 typedef Number<SINK_TYPE> Sink;
-
-__device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 struct Arguments {
   u16* out;
@@ -139,7 +123,7 @@ struct Program {
       for (int i = 0; i < 2; i++) {
         const int place = TURNS == 1 ? begin + 2 * w + i : begin / 2 + w;
         c[i] = Table::of(cos[place * STEP]), s[i] = Table::of(sin[place * STEP]);
-        if (TURNS == 1) c[i] = low_of(pair(c[i], 0.f)), s[i] = low_of(pair(s[i], 0.f));
+        if (TURNS == 1) c[i] = rounded(c[i]), s[i] = rounded(s[i]);
       }
       const float a = low_of(mine[w]), b = high_of(mine[w]);
       if (TURNS == 1) {
@@ -304,25 +288,11 @@ struct Program {
     }
   }
 
-  __device__ __forceinline__ static u32 there(const void* place, int rank) {
-    u32 address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((u32)__cvta_generic_to_shared(place)), "r"(rank));
-    return address;
-  }
-  __device__ __forceinline__ static float number(const float& of, int rank) {
-    if (CLUSTER == 1) return of;
-    float v; asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there(&of, rank)));
-    return v;
-  }
-  __device__ __forceinline__ static float4 four(const float4& of, int rank) {
-    if (CLUSTER == 1) return of;
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(there(&of, rank)));
-    return v;
+  template <typename T> __device__ __forceinline__ static T there(const T& of, int rank) {  // what a program of the cluster has
+    return CLUSTER == 1 ? of : read_at(&of, rank);
   }
   __device__ __forceinline__ static void meet() {
-    if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+    if (CLUSTER > 1) meet_cluster();
     else __syncthreads();
   }
 
@@ -336,8 +306,8 @@ struct Program {
       float high[2][CLUSTER], all[2][CLUSTER];
 #pragma unroll
       for (int c = 0; c < CLUSTER; c++) {
-        part[c] = four(memory.all[e], c);
-        for (int i = 0; i < 2; i++) high[i][c] = number(memory.all_peak[head + i], c), all[i][c] = number(memory.all_total[head + i], c);
+        part[c] = there(memory.all[e], c);
+        for (int i = 0; i < 2; i++) high[i][c] = there(memory.all_peak[head + i], c), all[i][c] = there(memory.all_total[head + i], c);
       }
 #pragma unroll
       for (int i = 0; i < 2; i++) {

@@ -17,12 +17,14 @@ from onboard.user_cache import keep, user_cache
 
 
 def compiled(source: str, macros: Mapping[str, int], architecture: str) -> bytes:
-    """Return the machine code (cubin) of a source with macros for an architecture such as "sm_90a".
+    """Return the machine code (cubin) of a source behind `common.cuh`, with macros, for an architecture
+    such as "sm_90a".
 
     Raises:
         OnboardError: NVRTC is not there, or does not take the source.
     """
-    text = "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source
+    text = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    text += _common() + source
     name = f"{torch.version.cuda} {architecture}\n{text}"
     folder = user_cache("cuda")
     path = folder and folder / f"{hashlib.sha256(name.encode()).hexdigest()}.cubin"
@@ -32,6 +34,11 @@ def compiled(source: str, macros: Mapping[str, int], architecture: str) -> bytes
     if path is not None:
         keep(path, code)
     return code
+
+
+@cache
+def _common() -> str:
+    return Path(__file__).with_name("common.cuh").read_text(encoding="utf-8")
 
 
 @cache

@@ -343,16 +343,12 @@ struct Program {
   }
 
   __device__ __forceinline__ void meet() {  // all warps that have parts of the same rows
-    if (CLUSTER > 1) asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+    if (CLUSTER > 1) meet_cluster();
     else __syncthreads();
   }
 
   __device__ __forceinline__ static float there(const float* from, int rank) {  // what a program of the cluster has
-    if (CLUSTER == 1) return *from;
-    u32 address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((u32)__cvta_generic_to_shared(from)), "r"(rank));
-    float v; asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address));
-    return v;
+    return CLUSTER == 1 ? *from : read_at(from, rank);
   }
 
   __device__ __forceinline__ float total(int token, int row, int slot) const {

@@ -1,19 +1,11 @@
 // Numbers of the kernels for weights of few bits (`few_tokens.cu`): scales, codes, and products of bfloat16.
 //
 // Macros: BITS, INTEGERS, GROUP, EVEN, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef long long i64;
-
 constexpr int RUN = 512 / BITS;  // inputs whose codes are sixteen words
 
 // What inputs are multiplied by, since codes are read as tiny numbers, and what sums are multiplied by.
 constexpr float LARGE = 73786976294838206464.f;                                           // 2^66
 constexpr float BACK = BITS == 8 ? 18014398509481984.f : INTEGERS ? 147573952589676412928.f : 1152921504606846976.f;  // 2^54, 2^67, 2^60
-
-__device__ __forceinline__ float low_of(u32 v) { return __uint_as_float(v << 16); }
-__device__ __forceinline__ float high_of(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
 
 #if SCALE_TYPE == 0  // bfloat16
 typedef u16 scale_t;
@@ -65,11 +57,6 @@ typedef float routing_t;
 __device__ __forceinline__ float weight_of(routing_t w) { return w; }
 #endif
 
-__device__ __forceinline__ u32 pair(float low, float high) {
-  u32 both; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low)); return both;
-}
-__device__ __forceinline__ float rounded(float v) { return low_of(pair(v, 0.f)); }
-
 __device__ __forceinline__ float activate(float v) {
   if (ACTIVATION == 1) return v / (1.f + __expf(-v));
   if (ACTIVATION == 2) return .5f * v * (1.f + erff(v * .70710678118654752f));
@@ -77,13 +64,6 @@ __device__ __forceinline__ float activate(float v) {
   if (ACTIVATION == 4) return fmaxf(v, 0.f);
   if (ACTIVATION == 5) return fmaxf(v, 0.f) * fmaxf(v, 0.f);
   return v;
-}
-
-__device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ void stream(uint4& v, const uint4* from) {

@@ -1,0 +1,40 @@
+// What kernels share: bfloat16, products of it, and the memories of a cluster's programs. It stands before every source.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+
+__device__ __forceinline__ float low_of(u32 v) { return __uint_as_float(v << 16); }
+__device__ __forceinline__ float high_of(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
+__device__ __forceinline__ u32 pair(float low, float high) {
+  u32 both; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low)); return both;
+}
+__device__ __forceinline__ float rounded(float v) { return low_of(pair(v, 0.f)); }
+
+__device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Where a program of the cluster has what lies at a place of this one's memory.
+__device__ __forceinline__ u32 place_at(const void* place, int rank) {
+  u32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((u32)__cvta_generic_to_shared(place)), "r"(rank));
+  return address;
+}
+__device__ __forceinline__ float read_at(const float* place, int rank) {
+  float v; asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(place_at(place, rank)));
+  return v;
+}
+__device__ __forceinline__ float4 read_at(const float4* place, int rank) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(place_at(place, rank)));
+  return v;
+}
+// All programs of a cluster meet, and see what each has written.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
