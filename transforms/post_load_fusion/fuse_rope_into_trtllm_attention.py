@@ -12,7 +12,7 @@ from onboard.graph.backends import NO_TRITON, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call
-from onboard.graph.post_load_fusion.rotated_attention import Rotated, rotation_before
+from onboard.graph.post_load_fusion.rotated_attention import Rotated, is_norm, rotation_before
 from onboard.graph.post_load_fusion.slices import Slice, slice_of, width
 from onboard.graph.transform import (
     GraphTransform,
@@ -55,11 +55,10 @@ class FuseRopeIntoTrtllmAttention(GraphTransform[FuseRopeIntoTrtllmAttentionConf
         for attention in attentions:
             values = arguments(attention)
             found = rotation_before(attention, values["query"], values["key"])
-            if found is None or (faster and _is_norm(found.query)):
+            if found is None or (faster and is_norm(found.query)) or not _is_plain(values):
                 continue
-            if _is_plain(values):
-                matches += 1
-                joined += self._fuse(gm, attention, found, values)
+            matches += 1
+            joined += self._fuse(gm, attention, found, values)
         self._tell(context, len(attentions), matches, joined)
         return matches
 
@@ -92,10 +91,6 @@ class FuseRopeIntoTrtllmAttention(GraphTransform[FuseRopeIntoTrtllmAttentionConf
             context.facts.append(
                 f"{self.key}: {apart} of {matches} attentions read queries, keys and values apart"
             )
-
-
-def _is_norm(node: fx.Node) -> bool:
-    return is_op(node, _ops.torch_rmsnorm, _ops.triton_rmsnorm)
 
 
 def _is_plain(values: Mapping[str, Any]) -> bool:

@@ -10,7 +10,8 @@ from torch import fx
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import NO_TRITON, choose_backend, fused_op
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user
+from onboard.graph.fx import arguments, attr_tensor, nodes_of, only_user
+from onboard.graph.post_load_fusion.rotated_attention import is_norm
 from onboard.graph.transform import (
     GraphTransform,
     TransformConfig,
@@ -104,7 +105,7 @@ def _is_norm_of_heads(node: Any, gm: fx.GraphModule) -> TypeGuard[fx.Node]:
     """Whether it is an RMSNorm that keeps the dtype (the kernel rounds to it) and that only one
     node reads.
     """
-    if not is_op(node, _ops.torch_rmsnorm, _ops.triton_rmsnorm) or only_user(node) is None:
+    if not is_norm(node) or only_user(node) is None:
         return False
     value, weight = (
         arguments(node)["input"].meta.get("val"),

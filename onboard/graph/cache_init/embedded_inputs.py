@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from onboard.errors import OnboardError
-from onboard.graph.fx import add_placeholder, arguments, copy_graphs, nodes_of
+from onboard.graph.fx import add_placeholder, arguments, copy_graphs, nodes_of, replace_with
 from onboard.graph.pattern_matcher.layer_ends import members, results
 from onboard.ops.attention.rope_attention import turned
 from onboard.ops.library import cached_forms, declared
@@ -152,8 +152,6 @@ def _attend_in_blocks(gm: fx.GraphModule) -> None:
     for node in nodes_of(gm, *_cached("torch_rope_attention")):
         _rotate_before(gm, node)
     for node in nodes_of(gm, *_cached("torch_attention")):
-        query = node.args[0]
-        assert isinstance(query, fx.Node)
         blocks = add_placeholder(
             gm, BLOCKS, torch.empty(7, dtype=torch.int32, device=node.meta["val"].device)
         )
@@ -163,7 +161,7 @@ def _attend_in_blocks(gm: fx.GraphModule) -> None:
                 (blocks, *node.args),
                 node.kwargs,
             )
-        _replace(gm, node, new)
+        _replace(node, new)
 
 
 def _cached(op: str) -> list[Any]:
@@ -180,10 +178,9 @@ def _rotate_before(gm: fx.GraphModule, node: fx.Node) -> None:
         for place, name in enumerate(("query", "key", "value")):
             values[name] = gm.graph.call_function(operator.getitem, (parts, place))
         new = gm.graph.call_function(op, tuple(values[each.name] for each in op._schema.arguments))
-    _replace(gm, node, new)
+    _replace(node, new)
 
 
-def _replace(gm: fx.GraphModule, node: fx.Node, new: fx.Node) -> None:
+def _replace(node: fx.Node, new: fx.Node) -> None:
     new.meta.update(node.meta)
-    node.replace_all_uses_with(new)
-    gm.graph.erase_node(node)
+    replace_with(node, new)

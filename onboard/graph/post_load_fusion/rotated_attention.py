@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import fx
@@ -32,6 +32,11 @@ class Rotated(NamedTuple):
             return values["cos"], values["sin"], turns
         cos, sin = _parts(gm, values["freqs_cis"])
         return cos, sin, turns
+
+
+def is_norm(node: Any) -> TypeGuard[fx.Node]:
+    """Whether a node is an RMSNorm, of either back end."""
+    return is_op(node, torch.ops.onboard.torch_rmsnorm, torch.ops.onboard.triton_rmsnorm)
 
 
 def rotation_before(attention: fx.Node, query: Any, key: Any) -> Rotated | None:

@@ -79,7 +79,7 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def suits(
+def suits_one_launch(
     query: Tensor, key: Tensor, value: Tensor, count: int, caches: tuple[Tensor, Tensor],
     sinks: Tensor | None, rotation: Rotation | None,
 ) -> bool:  # fmt: skip

@@ -23,8 +23,8 @@ from onboard.ops.attention.cuda_decode_attention import (
     Scores,
     Sequences,
     decode_attention,
+    suits_one_launch,
 )
-from onboard.ops.attention.cuda_decode_attention import suits as suits_one_launch
 from onboard.ops.attention.dense_prefill import attend_whole_prompts, takes_whole_prompts
 from onboard.ops.attention.rotation_kernels import Rotation, decoding_rotation
 from onboard.ops.attention.stored import as_output
@@ -247,11 +247,11 @@ def attend(
     kind = q.dtype if out_scale is None else torch.float8_e4m3fn
     out = parts = lse = output_rows((tokens, heads, value_dim), kind, batch_info_host, q.device)
     scale = dim**-0.5 if scale is None else scale
-    there = Sequences(cu_seqlens, kv_lens, block_table, slot_mapping, sequences)
-    scores = Scores(scale, sinks, sliding_window or 0, logit_cap, chunk_size or 0)
-    alone = plan.decode and alibi_slopes is k_scale is out_scale is None
-    if alone and suits_one_launch(q, k, v, sequences, (k_cache, v_cache), sinks, rotation):
-        decode_attention(out, q, k, v, there, (k_cache, v_cache), scores, rotation)
+    caches, known = (k_cache, v_cache), alibi_slopes is k_scale is out_scale is None
+    if plan.decode and known and suits_one_launch(q, k, v, sequences, caches, sinks, rotation):
+        there = Sequences(cu_seqlens, kv_lens, block_table, slot_mapping, sequences)
+        scores = Scores(scale, sinks, sliding_window or 0, logit_cap, chunk_size or 0)
+        decode_attention(out, q, k, v, there, caches, scores, rotation)
         return out[None]
     if plan.splits > 1:
         parts = q.new_empty((tokens, heads, plan.splits, value_dim), dtype=torch.float32)

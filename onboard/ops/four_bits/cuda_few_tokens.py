@@ -14,6 +14,7 @@ from onboard.ops.cuda.kernel import Kernel
 from onboard.ops.cuda.nvrtc import compiled
 from onboard.ops.four_bits.four_bits import GROUPS, RUN, Words
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.ops.triton.launch import power_of_two, runs_hopper_code
 
 MOST_TOKENS = 8
@@ -23,8 +24,6 @@ _MOST_INPUTS = 96 * RUN
 """Of some tokens, that a program's memory holds."""
 BYTES = "e4m3"
 """The levels of a weight [outputs, inputs] that has a byte for each code, as PyTorch keeps it."""
-SCALED_ROWS = 128
-"""Of such a weight, that share scales of groups of inputs."""
 _MOST_CLUSTER = 4
 _SOURCES = ("tiny_numbers.cuh", "few_tokens.cu")
 _SCALES = {
@@ -189,7 +188,7 @@ def _form(
     routing = experts.routing if experts else None
     integers = words.levels not in ("e2m1", BYTES)
     each = -(-inputs // (run * (tiles.parts // slots) * tiles.cluster))
-    scaled_rows = SCALED_ROWS if words.levels == BYTES and words.group < inputs else 1
+    scaled_rows = BLOCK if words.levels == BYTES and words.group < inputs else 1
     in_pairs = groups > 1 or (words.group == run and each % 2 == tiles.batch % 2 == 0)
     macros = {
         "PARTS": tiles.parts, "HEIGHT": tiles.height, "CLUSTER": tiles.cluster, "BATCH": tiles.batch,

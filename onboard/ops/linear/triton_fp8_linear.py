@@ -64,8 +64,7 @@ def _few(
     """The product for at most `MOST_ROWS` tokens; one token's input is not quantised: its products
     are exact and cost nothing.
     """
-    words = _words(weight, scale, bias)
-    if len(x) == 1 and suits(x, words):
+    if len(x) == 1 and suits(x, words := _words(weight, scale, bias)):
         return product(x, words, Around(residual, norm, eps, bool(act), act))
     in_blocks = scale.dim() == 2 or how == "group"
     tiles = choose_fp8_tiles(len(x), len(weight), x.shape[1], in_blocks, x.device)
