@@ -9,6 +9,9 @@ __device__ __forceinline__ float high_of(u32 v) { return __uint_as_float(v & 0xF
 __device__ __forceinline__ u32 pair(float low, float high) {
   u32 both; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low)); return both;
 }
+__device__ __forceinline__ u32 times(u32 a, u32 b) {  // two products, each rounded once
+  u32 both; asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b)); return both;
+}
 __device__ __forceinline__ float rounded(float v) { return low_of(pair(v, 0.f)); }
 
 __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

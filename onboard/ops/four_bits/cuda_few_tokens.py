@@ -15,11 +15,11 @@ from onboard.ops.cuda.nvrtc import compiled
 from onboard.ops.four_bits.four_bits import GROUPS, RUN, Words
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.fp8_linear import BLOCK
-from onboard.ops.triton.launch import power_of_two, runs_hopper_code
+from onboard.ops.triton.launch import power_of_two, processors, runs_hopper_code
 
 MOST_TOKENS = 8
-_LARGE, _MANY_ROWS = 2**24, 2**14
-"""Of weights whose programs are the larger ones: bytes, for one token; rows, for some."""
+_LARGE = 2**24
+"""Bytes of weights whose programs are the larger ones, for one token."""
 _MOST_INPUTS = 96 * RUN
 """Of some tokens, that a program's memory holds."""
 BYTES = "e4m3"
@@ -141,18 +141,25 @@ def suits_routing(routing: Tensor) -> bool:
     return routing.dtype in _ROUTING
 
 
-def tiles_for(tokens: int, rows: int, inputs: int, levels: str) -> Tiles:
-    """Return the tiles for `rows` of a weight; measured over the layers of a dense model of 8 billion
-    parameters, and those of gpt-oss-20b.
+def tiles_for(tokens: int, rows: int, inputs: int, levels: str, many: int) -> Tiles:
+    """Return the tiles for `rows` of a weight on so many processors; measured over the layers of a dense
+    model of 8 billion parameters, and those of gpt-oss-20b.
     """
     if tokens == 1 and levels == "e2m1":
         return Tiles(batch=2, resident=3)
-    large = Tiles(8, 2, resident=1)
+    low, high = Tiles(8, 2, resident=1), Tiles(4, 4, resident=1)
     if tokens == 1:
-        return large if rows * inputs * 64 // run_of(levels) >= _LARGE else Tiles()
-    if rows >= _MANY_ROWS and inputs <= _MOST_INPUTS:
-        return large
-    return Tiles(4, 4, 2 if inputs <= 2 * _MOST_INPUTS else 4, resident=1)
+        return low if rows * inputs * 64 // run_of(levels) >= _LARGE else Tiles()
+    cluster = 1 if inputs <= _MOST_INPUTS else 2 if inputs <= 2 * _MOST_INPUTS else 4
+    if cluster > 1 or _turns(rows, high, many) <= _turns(rows, low, many):
+        return replace(high, cluster=cluster)
+    return low
+
+
+def _turns(rows: int, tiles: Tiles, many: int) -> int:
+    """Return how many rows a processor has, one tile after the other."""
+    height = 16 * tiles.height
+    return -(-rows // (height * many)) * height
 
 
 def product(
@@ -168,7 +175,9 @@ def product(
     summed = experts is not None and experts.routing is not None
     others, slots = (1, power_of_two(pairs)) if summed else (pairs, 1)
     tokens = len(x) if experts is None else 1
-    tiles = tiles or tiles_for(tokens, outputs * roles * others, x.shape[1], words.levels)
+    tiles = tiles or tiles_for(
+        tokens, outputs * roles * others, x.shape[1], words.levels, processors(x.device)
+    )
     tiles = replace(tiles, parts=max(tiles.parts, slots))
     form = _form(x.shape[1], tokens, words, around, tiles, slots, experts)
     count = -(-outputs // (16 * tiles.height // roles))
@@ -208,7 +217,7 @@ def _form(
     kept = planes * (512 if columns > 1 else 64 if groups == 1 else 128)
     of_inputs = runs * groups * columns if integers else 0
     of_rows = 2 * tiles.parts * columns * 16 * tiles.height
-    of_norm = columns * (runs + 1) if around.norm is not None else 0
+    of_norm = columns * (tiles.parts * tiles.height + 1) if around.norm is not None else 0
     return _Form(
         tuple((name, int(value)) for name, value in macros.items()),
         threads=32 * tiles.parts * tiles.height,

@@ -136,115 +136,145 @@ struct Program {
     go_to(ahead);
   }
 
-  __device__ __forceinline__ float* squares() const { return parts + 2 * PARTS * TOKENS * ROWS; }  // of inputs [runs + 1][TOKENS], at last of all
+  // Of inputs [WARPS][TOKENS], and of all warps' [TOKENS], at last of all.
+  __device__ __forceinline__ float* squares() const { return parts + 2 * PARTS * TOKENS * ROWS; }
 
-  // Sums of squares of the program's inputs of each row, from those of its runs.
+  // Sums of squares of the program's inputs of each row, from those of its warps.
   __device__ __forceinline__ void add_up_squares() const {
     for (int row = warp; row < TOKENS; row += WARPS) {
-      float sum = 0.f;
-      for (int run = lane; run < EACH * each; run += 32) sum += squares()[run * TOKENS + row];
-      for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
-      if (lane == 0) squares()[EACH * each * TOKENS + row] = sum;
+      float one[1] = {lane < WARPS ? squares()[lane * TOKENS + row] : 0.f};
+      const float sum = sums_of_lanes(one, lane);
+      if (lane == 0) squares()[WARPS * TOKENS + row] = sum;
     }
   }
 
   __device__ __forceinline__ float inverse_of(int row) const {  // of a row's root mean square
     float sum = 0.f;
 #pragma unroll
-    for (int c = 0; c < CLUSTER; c++) sum += there(squares() + EACH * each * TOKENS + row, c);
+    for (int c = 0; c < CLUSTER; c++) sum += there(squares() + WARPS * TOKENS + row, c);
     return rsqrtf(sum / of.inputs + of.eps);
   }
 
-  // Put eight inputs of a row, four of each of two planes, where products find them. A norm's factor that a row's
-  // inputs share comes to their products, when all squares are known.
-  __device__ __forceinline__ void keep(int row, int run, int i, const uint2 (&in)[2], const uint2 (&by)[2]) {
-    float v[8], square = 0.f;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const float from[4] = {low_of(in[h].x), high_of(in[h].x), low_of(in[h].y), high_of(in[h].y)};
-      const float weight[4] = {low_of(by[h].x), high_of(by[h].x), low_of(by[h].y), high_of(by[h].y)};
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        v[h * 4 + j] = HAS_NORM ? rounded(from[j] * weight[j]) : from[j];
-        square += from[j] * from[j];
-      }
-    }
-    if (HAS_NORM) {
-      for (int j = ITEMS / 2; j; j /= 2) square += __shfl_xor_sync(__activemask(), square, j);
-      if (i == 0) squares()[run * TOKENS + row] = square;
-    }
-    if (INTEGERS) add_up(row, run, i, v);
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] *= INTEGERS && (PAIRED ? j / 4 : i / 4 % 2) ? LARGE / 16 : LARGE;
+  // Inputs that are loaded at once: of rows, and of places, which have eight inputs of a row.
+  static constexpr int TOGETHER = MANY ? TOKENS : 1, AHEAD = MANY ? 1 : HAS_NORM ? 2 : 4;
+  static constexpr int APART = BITS == 8 ? 4 : PAIRED ? 16 : 64;  // the two fours that are kept together
+
+  // Which eight inputs a place has: of a row (of those that are added up), a run, and which of its eights.
+  struct Place { int row, run, item; };
+  __device__ __forceinline__ Place place_of(int i) const {
+    const int places = EACH * each * ITEMS;
+    return {SUMMED ? i / places : 0, (SUMMED ? i % places : i) / ITEMS, i % ITEMS};
+  }
+  __device__ __forceinline__ int first_input(const Place& at) const {
+    return (begin + at.run) * RUN + (BITS == 8 ? at.item * 8 : at.item / 4 * (PAIRED ? 32 : 16) + at.item % 4 * 4);
+  }
+  __device__ __forceinline__ static bool is_shifted(int item) { return INTEGERS && !PAIRED && item / 4 % 2; }  // codes are four bits up
+
+  // Put inputs where products find them. A norm's factor that a row's inputs share comes to their products, when all
+  // squares are known.
+  __device__ __forceinline__ void keep(int row, int run, int i, const Eight& v) {
     char* here = kept + (MANY ? run : row * EACH * each + run) * KEPT;
     if (BITS == 8) {  // two words, which lie side by side, of both planes
       here += (MANY ? row * 64 : 0) + i * 8;
-#pragma unroll
-      for (int p = 0; p < 2; p++) *(uint2*)(here + p * PLANE) = make_uint2(pair(v[p], v[2 + p]), pair(v[4 + p], v[6 + p]));
+      *(uint2*)here = make_uint2(__byte_perm(v.low[0], v.low[1], 0x5410), __byte_perm(v.high[0], v.high[1], 0x5410));
+      *(uint2*)(here + PLANE) = make_uint2(__byte_perm(v.low[0], v.low[1], 0x7632), __byte_perm(v.high[0], v.high[1], 0x7632));
       return;
     }
     uint4* to = (uint4*)here;
     if (!MANY && GROUPS > 1) {  // a word's halves are of two groups
-      to[2 * i] = make_uint4(pair(v[0], 0), pair(v[1], 0), pair(v[2], 0), pair(v[3], 0));
-      to[2 * i + 1] = make_uint4(pair(0, v[4]), pair(0, v[5]), pair(0, v[6]), pair(0, v[7]));
+      to[2 * i] = make_uint4(v.low[0] & 0xFFFFu, v.low[0] >> 16, v.low[1] & 0xFFFFu, v.low[1] >> 16);
+      to[2 * i + 1] = make_uint4(v.high[0] << 16, v.high[0] & 0xFFFF0000u, v.high[1] << 16, v.high[1] & 0xFFFF0000u);
       return;
     }
     to[MANY ? i / 4 * 32 + row * 4 + i % 4 : i] =
-        PAIRED ? make_uint4(pair(v[0], v[1]), pair(v[2], v[3]), pair(v[4], v[5]), pair(v[6], v[7]))
-               : make_uint4(pair(v[0], v[4]), pair(v[1], v[5]), pair(v[2], v[6]), pair(v[3], v[7]));
+        PAIRED ? make_uint4(v.low[0], v.low[1], v.high[0], v.high[1])
+               : make_uint4(__byte_perm(v.low[0], v.high[0], 0x5410), __byte_perm(v.low[0], v.high[0], 0x7632),
+                            __byte_perm(v.low[1], v.high[1], 0x5410), __byte_perm(v.low[1], v.high[1], 0x7632));
   }
 
-  // Add up the inputs of groups, of which sixteen neighbouring lanes have a run.
-  __device__ __forceinline__ void add_up(int row, int run, int i, const float (&v)[8]) {
-    constexpr bool together = GROUPS == 1 || PAIRED;
-    constexpr int lanes = GROUPS == 1 ? 16 : PAIRED || GROUPS > 2 ? 16 / (PAIRED ? GROUPS : GROUPS / 2) : 16;
-    float low = v[0] + v[1] + v[2] + v[3], high = v[4] + v[5] + v[6] + v[7];
+  // Add up one token's inputs of groups, of which sixteen neighbouring lanes have a run.
+  __device__ __forceinline__ void add_up(const Place& at, const Eight& v) {
+    constexpr bool together = GROUPS == 1;
+    constexpr int lanes = GROUPS > 2 ? 32 / GROUPS : 16;
+    const float back = (is_shifted(at.item) ? 16.f : 1.f) / LARGE;
+    float low = sum_of(v.low) * back, high = sum_of(v.high) * back;
     if (together) low += high;
 #pragma unroll
     for (int j = 1; j < lanes; j *= 2) {
       low += __shfl_xor_sync(__activemask(), low, j);
       if (!together) high += __shfl_xor_sync(__activemask(), high, j);
     }
-    if (i % lanes) return;
-    float* to = sums + (MANY ? run : row * EACH * each + run) * GROUPS * TOKENS + (MANY ? row : 0);
-    to[i / lanes * TOKENS] = low / BACK;
-    if (!together) to[(GROUPS / 2 + i / lanes) * TOKENS] = high / BACK;
+    if (at.item % lanes) return;
+    float* to = sums + (at.row * EACH * each + at.run) * GROUPS + at.item / lanes;
+    to[0] = low / BACK;
+    if (!together) to[GROUPS / 2] = high / BACK;
   }
 
-  // Inputs, as products take them, of the program's runs.
-  __device__ __forceinline__ void prepare() {
-    constexpr int TOGETHER = MANY ? 4 : 1, AHEAD = MANY ? 1 : HAS_NORM ? 2 : 4;  // rows, and places, that are loaded at once
-    constexpr int APART = BITS == 8 ? 4 : PAIRED ? 16 : 64;  // of the two fours that are kept together
-    const int held = EACH * each, places = held * ITEMS, count = (SUMMED ? SLOTS : TOKENS) / TOGETHER * places;
-    for (int start = threadIdx.x; start < count; start += THREADS * AHEAD) {
-      uint2 in[AHEAD][TOGETHER][2], by[AHEAD][2];
+  __device__ __forceinline__ void load_norm(uint2 (&by)[AHEAD][2], int start) const {
 #pragma unroll
-      for (int j = 0; j < AHEAD; j++) {
-        const int i = start + j * THREADS, first = i / places * TOGETHER, run = i % places / ITEMS, item = i % ITEMS;
-        const int k = (begin + run) * RUN + (BITS == 8 ? item * 8 : item / 4 * (PAIRED ? 32 : 16) + item % 4 * 4);
+    for (int j = 0; j < AHEAD; j++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int k = first_input(place_of(start + j * THREADS)) + h * APART;
+        by[j][h] = HAS_NORM && k < of.inputs ? *(const uint2*)(of.norm + k) : make_uint2(0, 0);
+      }
+  }
+
+  __device__ __forceinline__ void load_inputs(uint2 (&in)[AHEAD][TOGETHER][2], int start, int count) const {
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+      const int i = start + j * THREADS;
+      const Place at = place_of(i);
+#pragma unroll
+      for (int r = 0; r < TOGETHER; r++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const bool there = i < count && run < runs && k + h * APART < of.inputs;
-          by[j][h] = HAS_NORM && there ? *(const uint2*)(of.norm + k + h * APART) : make_uint2(0, 0);
-#pragma unroll
-          for (int r = 0; r < TOGETHER; r++) {
-            const bool given = there && first + r < (SUMMED ? of.pairs : of.tokens);
-            in[j][r][h] = given ? *(const uint2*)(of.x + (i64)(first + r) * of.inputs + k + h * APART) : make_uint2(0, 0);
-          }
+          const int row = at.row + r, k = first_input(at) + h * APART;
+          const bool given = i < count && at.run < runs && k < of.inputs && row < (SUMMED ? of.pairs : of.tokens);
+          in[j][r][h] = given ? *(const uint2*)(of.x + (i64)row * of.inputs + k) : make_uint2(0, 0);
         }
-      }
+    }
+  }
+
+  // What eight inputs are multiplied by: a norm's weight, and what makes them large.
+  __device__ __forceinline__ static void enlarge(uint2 (&by)[2], int item) {
 #pragma unroll
-      for (int j = 0; j < AHEAD; j++) {
-        const int i = start + j * THREADS;
-        if (i >= count) break;
+    for (int h = 0; h < 2; h++) {
+      const u32 large = is_shifted(item) || (INTEGERS && PAIRED && h) ? LARGE_PAIR - FOUR_BITS : LARGE_PAIR;
+      by[h] = HAS_NORM ? make_uint2(times(by[h].x, large), times(by[h].y, large)) : make_uint2(large, large);
+    }
+  }
+
+  // Inputs, as products take them, of the program's runs. What a norm brings to the first was asked for before.
+  __device__ __forceinline__ void prepare(uint2 (&by)[AHEAD][2]) {
+    const int count = (SUMMED ? SLOTS : 1) * EACH * each * ITEMS;
+    float square[TOGETHER] = {};
+    for (int start = threadIdx.x; start < count; start += THREADS * AHEAD) {
+      uint2 in[AHEAD][TOGETHER][2];
+      load_inputs(in, start, count);
+      if (start >= THREADS) load_norm(by, start);
 #pragma unroll
-        for (int r = 0; r < TOGETHER; r++) keep(i / places * TOGETHER + r, i % places / ITEMS, i % ITEMS, in[j][r], by[j]);
+      for (int j = 0; j < AHEAD && start + j * THREADS < count; j++) {
+        const Place at = place_of(start + j * THREADS);
+        enlarge(by[j], at.item);
+#pragma unroll
+        for (int r = 0; r < TOGETHER; r++) {
+          const Eight v = product_of(in[j][r], by[j]);
+          if (HAS_NORM) square[r] += squares_of(in[j][r]);
+          if (INTEGERS && !MANY) add_up(at, v);
+          keep(at.row + r, at.run, at.item, v);
+        }
       }
     }
     if (!MANY)
-      for (int i = threadIdx.x; i < KEPT / 16; i += THREADS) ((uint4*)(kept + SLOTS * held * KEPT))[i] = make_uint4(0, 0, 0, 0);
+      for (int i = threadIdx.x; i < KEPT / 16; i += THREADS) ((uint4*)(kept + SLOTS * EACH * each * KEPT))[i] = make_uint4(0, 0, 0, 0);
+    if (HAS_NORM) {
+      const float sum = sums_of_lanes(square, lane);
+      if (lane % (32 / TOGETHER) == 0) squares()[warp * TOKENS + lane / (32 / TOGETHER)] = sum;
+    }
     __syncthreads();
     if (HAS_NORM) add_up_squares();
+    if (INTEGERS && MANY) add_up_tokens(), __syncthreads();
   }
 
   // Products of one token: columns are groups.
@@ -290,33 +320,54 @@ struct Program {
 #endif
   }
 
+  static constexpr int STEPS = GROUPS > 4 ? 4 : GROUPS;  // of a run of some tokens' inputs
+
+  // Products of a step's planes, of words of rows g (a) and g + 8 (b).
+  __device__ __forceinline__ void multiply_step(float (&some)[4], float (&more)[4], uint4& a, uint4& b, const char* inputs, int q) const {
+#pragma unroll
+    for (int p = q * (PLANES / STEPS); p < (q + 1) * (PLANES / STEPS); p++) {
+      const uint4 in = *(const uint4*)(inputs + p * PLANE);
+      if (PAIRED) {
+        const u32 byte = p | (p + 4) << 8;  // byte p of two words, a half each
+        const u32 a0 = __byte_perm(a.x, a.y, byte), a1 = __byte_perm(a.z, a.w, byte);
+        const u32 b0 = __byte_perm(b.x, b.y, byte), b1 = __byte_perm(b.z, b.w, byte);
+        multiply(some, decode<0>(a0, of.four), decode<0>(b0, of.four), decode<0>(a1, of.four), decode<0>(b1, of.four), in.x, in.y);
+        multiply(more, decode<1>(a0, of.four), decode<1>(b0, of.four), decode<1>(a1, of.four), decode<1>(b1, of.four), in.z, in.w);
+      } else {
+        if (p == 2) shift(a), shift(b);
+        if (p % 2) multiply_planes<1>(some, more, a, b, in, of.four);
+        else multiply_planes<0>(some, more, a, b, in, of.four);
+      }
+    }
+  }
+
+  // Sums of groups of some tokens' inputs: their products with codes that are one.
+  __device__ __forceinline__ void add_up_tokens() const {
+    for (int run = warp; run < EACH * each; run += WARPS) {
+      uint4 a = make_uint4(0x11111111, 0x11111111, 0x11111111, 0x11111111), b = a;
+#pragma unroll
+      for (int q = 0; q < STEPS; q++) {
+        float some[4] = {}, more[4] = {};
+        multiply_step(some, more, a, b, kept + run * KEPT + lane * 16, q);
+        float2* to = (float2*)(sums + run * GROUPS * TOKENS + 2 * t);
+        if (g) continue;
+        if (GROUPS == 8) to[2 * q * TOKENS / 2] = make_float2(some[0], some[1]), to[(2 * q + 1) * TOKENS / 2] = make_float2(more[0], more[1]);
+        else to[q * TOKENS / 2] = make_float2(some[0] + more[0], some[1] + more[1]);
+      }
+    }
+  }
+
   // Products of some tokens: each group's sums are scaled by what one lane of four has.
   __device__ __forceinline__ void add_tokens(const Words& has) {
 #pragma unroll
     for (int r = 0; r < BATCH; r++) {
       const int run = batch * BATCH + r;
       if (run >= last) break;
-      const char* mine = kept + (first + run) * KEPT + lane * 16;
       uint4 a = has.row[0][r], b = has.row[1][r];
-      constexpr int STEPS = GROUPS > 4 ? 4 : GROUPS, EACH_STEP = PLANES / STEPS;
 #pragma unroll
       for (int q = 0; q < STEPS; q++) {
         float some[4] = {}, more[4] = {};
-#pragma unroll
-        for (int p = q * EACH_STEP; p < (q + 1) * EACH_STEP; p++) {
-          const uint4 in = *(const uint4*)(mine + p * PLANE);
-          if (PAIRED) {
-            const u32 byte = p | (p + 4) << 8;  // byte p of two words, a half each
-            const u32 a0 = __byte_perm(a.x, a.y, byte), a1 = __byte_perm(a.z, a.w, byte);
-            const u32 b0 = __byte_perm(b.x, b.y, byte), b1 = __byte_perm(b.z, b.w, byte);
-            multiply(some, decode<0>(a0, of.four), decode<0>(b0, of.four), decode<0>(a1, of.four), decode<0>(b1, of.four), in.x, in.y);
-            multiply(more, decode<1>(a0, of.four), decode<1>(b0, of.four), decode<1>(a1, of.four), decode<1>(b1, of.four), in.z, in.w);
-          } else {
-            if (p == 2) shift(a), shift(b);
-            if (p % 2) multiply_planes<1>(some, more, a, b, in, of.four);
-            else multiply_planes<0>(some, more, a, b, in, of.four);
-          }
-        }
+        multiply_step(some, more, a, b, kept + (first + run) * KEPT + lane * 16, q);
         if (GROUPS == 8) {  // a plane is a group
           scale_tokens(has, some, r * GROUPS + 2 * q, run, 2 * q);
           scale_tokens(has, more, r * GROUPS + 2 * q + 1, run, 2 * q + 1);
@@ -429,11 +480,13 @@ struct Program {
     expert = expert_of(SUMMED ? slot : blockIdx.y);
     const int steps = (of.tiles - tile + programs - 1) / programs * batches;
     Words even, odd;
+    uint2 by[AHEAD][2];
     go_to(tile);
     load(even);
+    load_norm(by, threadIdx.x);
     if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
-    prepare();
+    prepare(by);
     for (int step = 0; step < steps; step += 2) {
       load(odd);
       compute(even);

@@ -4,6 +4,7 @@
 constexpr int RUN = 512 / BITS;  // inputs whose codes are sixteen words
 
 // What inputs are multiplied by, since codes are read as tiny numbers, and what sums are multiplied by.
+constexpr u32 LARGE_PAIR = 0x60806080u, FOUR_BITS = 0x02000200u;  // 2^66 twice, as bfloat16; what 2^4 is of exponents
 constexpr float LARGE = 73786976294838206464.f;                                           // 2^66
 constexpr float BACK = BITS == 8 ? 18014398509481984.f : INTEGERS ? 147573952589676412928.f : 1152921504606846976.f;  // 2^54, 2^67, 2^60
 
@@ -89,3 +90,34 @@ __device__ __forceinline__ void multiply_planes(
 }
 
 __device__ __forceinline__ void shift(uint4& v) { v.x >>= 8; v.y >>= 8; v.z >>= 8; v.w >>= 8; }
+
+// Eight inputs, four of each of two planes.
+struct Eight { u32 low[2], high[2]; };
+__device__ __forceinline__ Eight product_of(const uint2 (&a)[2], const uint2 (&b)[2]) {
+  return {{times(a[0].x, b[0].x), times(a[0].y, b[0].y)}, {times(a[1].x, b[1].x), times(a[1].y, b[1].y)}};
+}
+__device__ __forceinline__ float sum_of(const u32 (&v)[2]) { return low_of(v[0]) + high_of(v[0]) + low_of(v[1]) + high_of(v[1]); }
+__device__ __forceinline__ float squares_of(const uint2 (&in)[2]) {
+  float sum = 0.f;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const float v[4] = {low_of(in[h].x), high_of(in[h].x), low_of(in[h].y), high_of(in[h].y)};
+    for (float x : v) sum += x * x;
+  }
+  return sum;
+}
+
+// Sums over a warp's lanes of N values that each has; lane i's is of value i * N / 32.
+template <int N> __device__ __forceinline__ float sums_of_lanes(float (&v)[N], int lane) {
+  int step = 16;
+#pragma unroll
+  for (int n = N / 2; n; n /= 2, step /= 2)
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+      const bool upper = lane & step;
+      const float other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + n], step);
+      v[i] = (upper ? v[i + n] : v[i]) + other;
+    }
+  for (; step; step /= 2) v[0] += __shfl_xor_sync(~0u, v[0], step);
+  return v[0];
+}

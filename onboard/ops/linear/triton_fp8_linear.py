@@ -61,10 +61,10 @@ def _few(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, given: Tensor | None, how: str,
     residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
 ) -> Tensor:  # fmt: skip
-    """The product for at most `MOST_ROWS` tokens; one token's input is not quantised: its products
-    are exact and cost nothing.
+    """The product for at most `MOST_ROWS` tokens; of those that another kernel computes, inputs are not
+    quantised: products are exact and cost nothing.
     """
-    if len(x) == 1 and suits(x, words := _words(weight, scale, bias)):
+    if suits(x, words := _words(weight, scale, bias)):
         return product(x, words, Around(residual, norm, eps, bool(act), act))
     in_blocks = scale.dim() == 2 or how == "group"
     tiles = choose_fp8_tiles(len(x), len(weight), x.shape[1], in_blocks, x.device)

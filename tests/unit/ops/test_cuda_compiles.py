@@ -42,7 +42,7 @@ def _macros(
     scale = torch.empty(rows, -(-inputs // group), dtype=dtype, device="meta")
     zero = scale.to(torch.uint8) if levels == "int4" else None
     words = Words(values, scale, zero, None, None, levels, group)
-    tiles = few.tiles_for(tokens, rows, inputs, levels)
+    tiles = few.tiles_for(tokens, rows, inputs, levels, 132)
     form = few._form(inputs, tokens, words, few.Around(**around), tiles, 1, None)
     assert form.shared <= 227 * 1024
     return dict(form.macros)
