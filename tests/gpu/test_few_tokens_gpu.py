@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onboard.ops.four_bits import cuda_few_tokens as few
+from onboard.ops.few_tokens import cuda_few_tokens as few
 from onboard.ops.four_bits.four_bits import Words, pack, unpacked
 from onboard.ops.linear import triton_fp8_linear as fp8
 from onboard.ops.linear.fp8_linear import dequantised

@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from onboard.ops.experts.triton_moe import Activation, Weight
-from onboard.ops.four_bits.cuda_few_tokens import (
+from onboard.ops.few_tokens.cuda_few_tokens import (
     Around,
     Experts,
     Tiles,

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from onboard.ops.four_bits.cuda_few_tokens import Around, product, suits
+from onboard.ops.few_tokens.cuda_few_tokens import Around, product, suits
 from onboard.ops.four_bits.four_bit_kernels import HAS_PTX
 from onboard.ops.four_bits.four_bit_linear import fake_fused_four_bit_linear
 from onboard.ops.four_bits.four_bit_product import four_bit_kernel, write_out_kernel

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
-from onboard.ops.four_bits.cuda_few_tokens import BYTES, Around, product, suits
+from onboard.ops.few_tokens.cuda_few_tokens import BYTES, Around, product, suits
 from onboard.ops.four_bits.four_bits import Words
 from onboard.ops.library import register_op
 from onboard.ops.linear.fp8_kernels import quantise

@@ -16,7 +16,7 @@ import triton
 from onboard.errors import OnboardError
 from onboard.ops.attention import cuda_decode_attention as decoding
 from onboard.ops.cuda.nvrtc import compiled
-from onboard.ops.four_bits import cuda_few_tokens as few
+from onboard.ops.few_tokens import cuda_few_tokens as few
 from onboard.ops.four_bits.four_bits import RUN, WORDS, Words
 
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
