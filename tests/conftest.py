@@ -162,6 +162,20 @@ def warm() -> Warm:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def programs_of_one_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What commands called here would start from a process with imports of its own is forked from
+    the one of `warm`; `test_warm` sees how it is otherwise.
+    """
+    from onboard.workflow.processes import warm
+    from tests.support.warm import Asked
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.stem != "test_warm":
+            patch.setattr(warm, "NewServer", lambda module: Asked())
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
 def little_to_look_through() -> None:
     """Keep the collector from what files before have imported, which stays: models hold reference
     cycles, so that it looks for garbage again and again.
