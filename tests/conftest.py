@@ -32,6 +32,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 DRAWN = {
     "equivalence": 10,
+    "test_families": 7,
     "test_moe_families": 6,
     "test_more_families": 6,
     "test_mixer_families": 5,
@@ -163,15 +164,21 @@ def warm() -> Warm:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_one_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What commands called here would start from a process with imports of its own is forked from
-    the one of `warm`; `test_warm` sees how it is otherwise.
+    """What commands and phases called here would start in a new interpreter, or from a process with
+    imports of its own, is forked from the one of `warm`; `test_warm` sees how it is otherwise.
     """
+    from onboard.workflow.phase import RunContext
     from onboard.workflow.processes import warm
+    from onboard.workflow.processes.programs import in_new_interpreter
     from tests.support.warm import Asked
 
+    start: Any = RunContext.__init__
+    run_module, *others = start.__defaults__
+    assert run_module is in_new_interpreter
     with pytest.MonkeyPatch.context() as patch:
         if request.path.stem != "test_warm":
             patch.setattr(warm, "NewServer", lambda module: Asked())
+            patch.setattr(start, "__defaults__", (Asked(), *others))
         yield
 
 
