@@ -43,6 +43,12 @@ generated files.
 
 KEPT = {
     "serve",
+    "test_adjusted_logits",
+    "test_async_llm",
+    "test_bench_measure",
+    "test_bench_work",
+    "test_embeddings",
+    "test_engine",
     "test_failing_ranks",
     "test_images_and_sound",
     "test_kld_command",
@@ -56,8 +62,10 @@ KEPT = {
     "test_run",
     "test_speculation",
     "test_static_llm",
+    "test_steps_padded_to_captured",
     "test_structured_outputs",
     "test_tied_heads",
+    "test_windows",
 }
 """A folder and files whose tests look at what models do once they are loaded, and change nothing of
 how a graph is made: they load the same ones again and again.
