@@ -32,6 +32,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 DRAWN = {
     "equivalence": 10,
+    "test_families": 7,
     "test_moe_families": 6,
     "test_more_families": 6,
     "test_mixer_families": 5,
@@ -42,6 +43,12 @@ generated files.
 
 KEPT = {
     "serve",
+    "test_adjusted_logits",
+    "test_async_llm",
+    "test_bench_measure",
+    "test_bench_work",
+    "test_embeddings",
+    "test_engine",
     "test_failing_ranks",
     "test_images_and_sound",
     "test_kld_command",
@@ -55,8 +62,10 @@ KEPT = {
     "test_run",
     "test_speculation",
     "test_static_llm",
+    "test_steps_padded_to_captured",
     "test_structured_outputs",
     "test_tied_heads",
+    "test_windows",
 }
 """A folder and files whose tests look at what models do once they are loaded, and change nothing of
 how a graph is made: they load the same ones again and again.
@@ -159,6 +168,26 @@ def warm() -> Warm:
     from tests.support.warm import shared
 
     return shared()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_one_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What commands and phases called here would start in a new interpreter, or from a process with
+    imports of its own, is forked from the one of `warm`; `test_warm` sees how it is otherwise.
+    """
+    from onboard.workflow.phase import RunContext
+    from onboard.workflow.processes import warm
+    from onboard.workflow.processes.programs import in_new_interpreter
+    from tests.support.warm import Asked
+
+    start: Any = RunContext.__init__
+    run_module, *others = start.__defaults__
+    assert run_module is in_new_interpreter
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.stem != "test_warm":
+            patch.setattr(warm, "NewServer", lambda module: Asked())
+            patch.setattr(start, "__defaults__", (Asked(), *others))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from ruff.__main__ import find_ruff_bin
 
 from onboard.codegen.tidy.lines import LINE_LENGTH
 
@@ -57,17 +58,23 @@ def format_package(files: Mapping[str, str]) -> dict[str, str]:
             target = Path(folder, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
-        _run((*_CHECK, *_STYLE, "--no-cache", folder))
-        _run((*_FORMAT, *_STYLE, "--no-cache", folder))
+        run_ruff(*_CHECK, *_STYLE, "--no-cache", folder)
+        run_ruff(*_FORMAT, *_STYLE, "--no-cache", folder)
         return {path: Path(folder, path).read_text(encoding="utf-8") for path in files}
 
 
 def _ruff(command: tuple[str, ...], text: str) -> str:
-    return _run((*command, *_STYLE, "--stdin-filename", "generated.py", "-"), text)
+    return run_ruff(*command, *_STYLE, "--stdin-filename", "generated.py", "-", text=text)
 
 
-def _run(words: Sequence[str], text: str = "") -> str:
-    command = [sys.executable, "-m", "ruff", *words]
+def run_ruff(*words: str, text: str = "", codes: Collection[int] = (0,)) -> str:
+    """Run the formatter itself, not `python -m ruff`, which starts an interpreter for it; return
+    what it prints.
+
+    Raises:
+        AssertionError: it ends with another exit code than `codes`.
+    """
+    command = [find_ruff_bin(), *words]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ruff {words[0]}: {done.stderr or done.stdout}"
+    assert done.returncode in codes, f"ruff {words[0]}: {done.stderr or done.stdout}"
     return done.stdout

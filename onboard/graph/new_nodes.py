@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 
 from onboard.graph.fx import Target, attribute, call
+from onboard.graph.shapes import python_dispatcher
 
 
 def insert_call(
@@ -64,10 +64,9 @@ def infer_value(node: fx.Node) -> None:
 
 @contextmanager
 def _symbolic(values: Iterable[Any]) -> Iterator[None]:
-    """Run ops on fake tensors in their mode, with the Python dispatcher: without it torch 2.11
-    decomposes a linear in C++, which cannot count elements of a symbolic size."""
+    """Run ops on fake tensors in their mode."""
     fake = next((value for value in values if isinstance(value, FakeTensor)), None)
-    with fake.fake_mode if fake is not None else nullcontext(), enable_python_dispatcher():
+    with fake.fake_mode if fake is not None else nullcontext(), python_dispatcher():
         yield
 
 

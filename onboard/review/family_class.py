@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 from onboard.review.checklist import Subject
@@ -118,12 +119,17 @@ def _binds(node: ast.AST, name: str) -> bool:
     return False
 
 
-def _outside(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a module and its classes without those inside of functions."""
+@lru_cache(maxsize=64)
+def _outside(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return the nodes of a module and its classes without those inside of functions."""
+    return tuple(_descended(tree))
+
+
+def _descended(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _outside(child)
+            yield from _descended(child)
 
 
 def suite_value(subject: Subject, name: str) -> ast.AnnAssign | None:

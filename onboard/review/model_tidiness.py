@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 
+from onboard.codegen.format import run_ruff
 from onboard.codegen.tidy.lines import LINE_LENGTH
 from onboard.review.checklist import Subject, style
 from onboard.review.python_source import Outcome, Source, dotted, forbid, own_name, parameters
@@ -115,25 +114,8 @@ def _formatted(subject: Subject) -> Outcome:
 
 
 def _ruff(source: Source, command: str, *options: str) -> str:
-    arguments = [
-        sys.executable,
-        "-m",
-        "ruff",
-        command,
-        "--isolated",
-        "--line-length",
-        str(LINE_LENGTH),
-        *options,
-    ]
-    done = subprocess.run(
-        [*arguments, "--stdin-filename", source.path, "-"],
-        input=source.text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode in (0, 1), done.stderr
-    return done.stdout
+    words = [command, "--isolated", "--line-length", str(LINE_LENGTH), *options]
+    return run_ruff(*words, "--stdin-filename", source.path, "-", text=source.text, codes=(0, 1))
 
 
 def _header(subject: Subject) -> Outcome:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,7 +68,7 @@ class Source:
 
     def all(self, kind: type[N], inside: ast.AST | None = None) -> Iterator[N]:
         """Yield every node of a kind."""
-        return (node for node in ast.walk(inside or self.tree) if isinstance(node, kind))
+        return (node for node in nodes_inside(inside or self.tree) if isinstance(node, kind))
 
     def classes(self) -> dict[str, ast.ClassDef]:
         """Return the top-level classes by name."""
@@ -98,6 +98,14 @@ class Source:
         found.
         """
         return [node for node in self.all(ast.AST, inside) if re.search(pattern, own_name(node))]
+
+
+@lru_cache(maxsize=1 << 12)
+def nodes_inside(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return a node and those inside it, as `ast.walk` does, of a tree that nobody changes: each of
+    a checklist's items looks through the same.
+    """
+    return tuple(ast.walk(tree))
 
 
 @dataclass(frozen=True)

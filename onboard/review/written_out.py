@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from onboard.review.python_source import Source, definitions, dotted
+from onboard.review.python_source import Source, definitions, dotted, nodes_inside
 
 _SOFTMAX = {"softmax", "log_softmax", "softmin", "Softmax", "logsumexp"}
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "addbmm", "mm", "addmm", "einsum", "tensordot", "inner"}
@@ -71,7 +71,7 @@ class _File:
         for current in found:
             called = {
                 dotted(node.func)
-                for node in ast.walk(self.bodies[current])
+                for node in nodes_inside(self.bodies[current])
                 if isinstance(node, ast.Call)
             }
             helpers = {
@@ -97,7 +97,7 @@ class _Body:
     """What one definition computes."""
 
     def __init__(self, body: ast.AST, own: set[str]) -> None:
-        self._nodes = list(ast.walk(body))
+        self._nodes = nodes_inside(body)
         self._own = own
 
     def _calls(self, *names: str) -> Iterator[ast.Call]:

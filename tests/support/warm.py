@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from onboard.workflow.processes.programs import run_as_main
+from onboard.workflow.processes import warm as programs
+from onboard.workflow.processes.programs import in_new_interpreter, run_as_main
 
 if TYPE_CHECKING:
     from onboard.workflow.phase import RunContext
@@ -175,3 +176,24 @@ def _start_others(warm: Warm) -> None:
         return context
 
     engine.open_run = opened
+    programs.NewServer = lambda module: Asked(lambda: warm)  # type: ignore[assignment, misc]
+
+
+class Asked:
+    """What `onboard.workflow.processes.warm.WarmPrograms` has programs forked from: not a process of
+    its own, with all imports done once more, but the one that is there.
+    """
+
+    def __init__(self, warm: Callable[[], Warm] = shared) -> None:
+        self._warm = warm
+
+    def __call__(self, *given: Any, **named: Any) -> int:
+        """Run a module; one that libraries are to be told something when they are imported has an
+        interpreter of its own.
+        """
+        if "HF_HUB_OFFLINE" in named.get("environment", ()):
+            return in_new_interpreter(*given, **named)
+        return self._warm().run_module(*given, **named)
+
+    def close(self) -> None:
+        """Leave it to the others."""

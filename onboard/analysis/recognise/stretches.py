@@ -140,10 +140,16 @@ def _mentioned(tree: ast.AST) -> frozenset[str]:
 
 def _read_behind(method: ast.FunctionDef, part: Sequence[ast.stmt]) -> frozenset[str]:
     end = part[-1].end_lineno or 0
+    return frozenset(name for name, line in _names_read(method) if line > end)
+
+
+@lru_cache(maxsize=1 << 12)
+def _names_read(method: ast.FunctionDef) -> frozenset[tuple[str, int]]:
+    """Return the variables that a method reads, and the lines where it does."""
     return frozenset(
-        node.id
+        (node.id, node.lineno)
         for node in ast.walk(method)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.lineno > end
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     )
 
 
@@ -177,10 +183,15 @@ def locals_of(module: nn.Module, call: ModuleCall) -> dict[tuple[str, int], dict
     return seen
 
 
-def read_first(statements: Sequence[ast.stmt]) -> list[str]:
+def read_first(statements: Sequence[ast.stmt]) -> tuple[str, ...]:
     """Return the variables that statements read before they assign them, and not just the dtype, the
     device or the shape of.
     """
+    return _read_first(tuple(statements))
+
+
+@lru_cache(maxsize=1 << 12)
+def _read_first(statements: tuple[ast.stmt, ...]) -> tuple[str, ...]:
     read: dict[str, None] = {}
     made: set[str] = set()
     for statement in statements:
@@ -198,7 +209,7 @@ def read_first(statements: Sequence[ast.stmt]) -> list[str]:
             ):
                 read[node.id] = None
         made |= whole
-    return list(read)
+    return tuple(read)
 
 
 def _asked(node: ast.AST) -> list[ast.expr]:
@@ -218,6 +229,7 @@ def _loads(name: str, statement: ast.stmt) -> bool:
     )
 
 
+@lru_cache(maxsize=1 << 12)
 def result_of(region: Region, *, in_place: bool = False) -> str | None:
     """Return the one variable that a region makes for what comes behind it, or changes in place;
     `result` where it ends with a return.

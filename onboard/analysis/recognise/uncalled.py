@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ def _alike(call: FunctionCall) -> dict[str, Callable[..., Any]]:
     mentions.
     """
     found = dict(inspect.getmembers(sys.modules[call.module], inspect.isfunction))
-    tree = module_source(call.module).tree
-    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    read = _names(module_source(call.module).tree)
     required = _required(found[call.name]) if call.name in found else None
     own = {
         name: function
@@ -50,6 +50,12 @@ def _alike(call: FunctionCall) -> dict[str, Callable[..., Any]]:
         if name in read and function.__module__ == call.module
     }
     return {name: function for name, function in own.items() if _required(function) == required}
+
+
+@lru_cache(maxsize=64)
+def _names(tree: ast.Module) -> frozenset[str]:
+    """Return the names in a module's code, of which each of its functions is asked."""
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
 def _required(function: Callable[..., Any]) -> list[str]:

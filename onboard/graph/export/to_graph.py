@@ -15,7 +15,7 @@ from onboard.graph.export.functional import replace_in_place
 from onboard.graph.export.layer_kinds import Repeated, shortened
 from onboard.graph.export.stamp import check_repeated, stamp
 from onboard.graph.fx import attribute, nodes_of, replace_with
-from onboard.graph.shapes import fake_like
+from onboard.graph.shapes import fake_like, said_linears
 from onboard.graph.sharding.file_hints import take_hints
 
 _NO_TRACES = "do_not_emit_stack_traces"
@@ -55,9 +55,10 @@ def export_to_graph(
         _without_stack_traces(),
     ):
         args = tuple(fake_like(mode, value, device) for value in inputs.values())
-        program = torch.export.export(
-            model, args, dynamic_shapes=dict(dynamic_shapes), strict=strict
-        )
+        with said_linears():
+            program = torch.export.export(
+                model, args, dynamic_shapes=dict(dynamic_shapes), strict=strict
+            )
         _remove_detach(program.graph_module)
         replace_in_place(program.graph_module)
         functionalize = _mutates(program.graph)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ import pytest
 
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import make_block
+from onboard.codegen.format import run_ruff
 from onboard.codegen.tidy.lines import LINE_LENGTH
 from onboard.render import TEST_SUITE
 from onboard.review.equivalence_checks import OWNED
@@ -315,17 +314,7 @@ def reviewed(root: Path, files: dict[str, str], spec: ModelSpec) -> Review:
 
 def formatted(text: str) -> str:
     """A violation is about content: it must not show as bad form as well."""
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "format",
-        "--isolated",
-        "--line-length",
-        str(LINE_LENGTH),
-        "-",
-    ]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    return run_ruff("format", "--isolated", "--line-length", str(LINE_LENGTH), "-", text=text)
 
 
 @pytest.fixture

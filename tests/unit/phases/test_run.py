@@ -43,7 +43,13 @@ from onboard.workflow.phases.run import (
     reduced_layers,
     shares_list,
 )
-from onboard.workflow.processes.programs import ForkServer, RunModule, in_new_interpreter
+from onboard.workflow.processes import warm
+from onboard.workflow.processes.programs import (
+    ForkServer,
+    NewServer,
+    RunModule,
+    in_new_interpreter,
+)
 from onboard.workflow.processes.warm import WarmPrograms
 from onboard.workflow.run_model import run_model
 from onboard.workflow.run_model.run_model import run
@@ -568,6 +574,7 @@ def test_a_process_that_dies_is_a_runtime_error(
     (tmp_path / "failed.py").write_text("import sys; print('why'); sys.exit(3)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(warm, "NewServer", NewServer)
     run_module = start()
     with (tmp_path / "log").open("w") as log:
         killed, failed = run_module(["killed"], log), run_module(["failed"], log)
