@@ -506,6 +506,37 @@ def test_a_function_that_gives_a_class_gives_that_of_this_config(translate: Tran
     torch.testing.assert_close(ours(x), theirs(x))
 
 
+TABLED = CLASSES.replace(
+    """    if config.kind == "scaled":
+        return Scaled
+    return nn.Linear
+""",
+    """    kinds = {"scaled": Scaled, "doubled": Doubled}
+    found = kinds.get(config.kind)
+    if not found:
+        raise ValueError(config.kind)
+    return found
+
+
+class Doubled(Scaled):
+    def forward(self, x):
+        return 2 * x * self.weight
+""",
+)
+
+
+def test_a_table_that_a_function_makes_of_classes_may_be_asked_for_a_name(
+    translate: Translate,
+) -> None:
+    for asked, inside in (("scaled", "Scaled("), ("doubled", "Doubled(")):
+        sizes = {"size": 8, "kind": asked}
+        state, init, _ = translate(TABLED, sizes, specialised=True)
+        assert inside in init
+        assert any(asked in ast.unparse(guard) for guard in state.guards)
+    with pytest.raises(ValueError, match="other"):
+        translate(TABLED, {"size": 8, "kind": "other"}, specialised=True)
+
+
 SHIFT = """
 from torch.nn import functional as F
 
