@@ -29,7 +29,7 @@ def tables_and_heads(model: Any) -> tuple[nn.ModuleList, nn.ModuleList] | None:
     """
     try:
         tables, heads = model.get_input_embeddings(), model.get_output_embeddings()
-    except (AttributeError, NotImplementedError):  # a model that does not say where they are
+    except (AssertionError, AttributeError, NotImplementedError):  # it does not say where they are
         return None
     listed = isinstance(tables, nn.ModuleList) and isinstance(heads, nn.ModuleList)
     return (tables, heads) if listed and len(tables) == len(heads) > 1 else None

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import torch
 
 _HALVES = ("torch.bfloat16", "torch.float16", "torch.half")
+TO_HALF = ("half", "bfloat16")
 _NAMED = r"float16|\bhalf\b"
 
 
@@ -26,11 +27,34 @@ def takes_models_dtype(node: ast.ClassDef) -> bool:
         target.attr
         for item in stored
         for target in item.targets
-        if isinstance(target, ast.Attribute) and any(map(_says_half, ast.walk(item.value)))
+        if isinstance(target, ast.Attribute)
+        and (is_halved(item.value) or any(map(_says_half, ast.walk(item.value))))
     ]
-    others = "\n".join(ast.unparse(item) for item in methods if item.name != "__init__")
+    bodies = (part for item in methods if item.name != "__init__" for part in item.body)
+    others = "\n".join(map(ast.unparse, bodies))
     heeded = "|".join([_NAMED, *(rf"self\.{attr}(\.weight)?\.dtype\b" for attr in made)])
     return bool(made) and re.search(heeded, others) is None
+
+
+def is_halved(node: ast.expr) -> bool:
+    """Whether an expression makes a module of torch, `nn.Linear(...).half().to(device)`, that is in half
+    precision then.
+    """
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Call() as made, attr=attr), args=args):
+            halved = attr in TO_HALF and not args
+            return (halved and _makes_module(made)) or is_halved(made)
+    return False
+
+
+def _makes_module(node: ast.expr) -> bool:
+    """Whether an expression makes a module of torch, by its class or by a function that is given it."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Call() as made)):
+            return _makes_module(made)
+        case ast.Call(func=function, args=args):
+            return any(ast.unparse(each).startswith("nn.") for each in (function, *args[:1]))
+    return False
 
 
 def half_dtypes(node: ast.AST) -> list[ast.Call]:

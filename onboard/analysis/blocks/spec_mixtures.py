@@ -110,9 +110,9 @@ class MixtureParameters(Parameters):
     """Weights of the choices, or of all experts, from which the choices pick; or all are 1."""
     base: Identifier | None = None
     """What the experts' outputs are added to, the result itself perhaps; None: to nothing."""
-    identities: Identifier | None = None
-    """The attribute that says how many experts there are, where ids from there on return their input;
-    None: such ids stand for nothing."""
+    identities: Identifier | Literal[True] | None = None
+    """The attribute that says how many experts there are, where ids from there on return their input,
+    or that this is as many as the list has; None: such ids stand for nothing."""
     in_rows: bool
     handed: Handed | None = None
     router: AttributePath | None = None

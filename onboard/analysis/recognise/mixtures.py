@@ -129,7 +129,7 @@ def _fit(
         function = function_of(module, region, variables, result)
         several = max(len(experts), int(variables[roles.indices].max()) + 1)
         made = _made(module, function, variables, roles, (several, len(experts), k))
-        ways = _beyond(module, experts) if several > len(experts) else [{}]
+        ways = _beyond(module, experts, forms[0]) if several > len(experts) else [{}]
         for form in (form | way for form in forms for way in ways) if made is not None else ():
             found = _fitting(module, experts, form, roles, made or [], k)
             if found is not None:
@@ -142,13 +142,16 @@ def _fit(
     return None
 
 
-def _beyond(module: nn.Module, experts: Experts) -> list[dict[str, Any]]:
+def _beyond(module: nn.Module, experts: Experts, form: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what ids behind the last expert's may stand for: nothing, or experts that return their
-    input, which begin at an attribute that says how many others there are.
+    input, which begin at an attribute that says how many others there are, or where their list ends.
     """
     own = vars(module).items()
     counts = [key for key, value in own if type(value) is int and value == len(experts)]
-    return [{}, *({"identities": key} for key in counts if len(counts) == 1)]
+    if len(counts) == 1:
+        return [{}, {"identities": counts[0]}]
+    listed = isinstance(getattr(module, form["experts"] or "", None), nn.ModuleList)
+    return [{}, {"identities": True}] if listed else [{}]
 
 
 def _fit_added(*given: Any) -> tuple[dict[str, Any], str] | None:

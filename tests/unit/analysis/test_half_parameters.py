@@ -96,6 +96,20 @@ def test_code_that_counts_on_it_keeps_it(own: Any) -> None:
     assert (model.gate.weight.dtype, said) == (torch.bfloat16, [])
 
 
+@pytest.mark.parametrize("made", ["nn.Linear(3, 3)", "nn.utils.skip_init(nn.Linear, 3, 3)"])
+@pytest.mark.parametrize("halved", [".half()", ".half().to(device)", ".to(device).bfloat16()"])
+def test_modules_that_are_put_in_half_precision_are_made_so(made: str, halved: str) -> None:
+    text = f"class Toy:\n    def __init__(self):\n        self.a = {made}{halved}\n"
+    heeds = "    def forward(self, x):\n        return self.a(x.to(self.a.weight.dtype))\n"
+    for code, taken in ((text, True), (text + heeds, False)):
+        [toy] = ast.parse(code).body
+        assert isinstance(toy, ast.ClassDef)
+        assert takes_models_dtype(toy) is taken
+    [other] = ast.parse(text.replace(made, "torch.ones(3)")).body
+    assert isinstance(other, ast.ClassDef)
+    assert not takes_models_dtype(other)
+
+
 def test_model_files_name_no_dtype_then() -> None:
     tree = ast.parse(CODE)
     gate = next(

@@ -243,3 +243,93 @@ def test_a_class_of_no_layer_may_take_other_arguments(translate: Translate) -> N
     assert torch.equal(ours(x), original(x))
     with pytest.raises(Untranslatable, match="too many arguments"):
         translate(ABSENT, {"size": 4, "dense": 1}, specialised=True)
+
+
+GATED = """
+from onboard.hf.old.fla.kda_gates import fused_kda_gate
+from onboard.hf.old.fla.linear_attention_forms import chunk_kda
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.A_log = nn.Parameter(torch.tensor(config.rates))
+        self.dt_bias = nn.Parameter(torch.tensor(config.biases))
+
+    def forward(self, x):
+        q = x.unflatten(-1, (2, -1))
+        how = {"use_qk_l2norm_in_kernel": True, "output_final_state": True}
+        gates = {"A_log": self.A_log, "dt_bias": self.dt_bias}
+        out, state = chunk_kda(q=q, k=q, v=q, g=q, beta=q[..., 0].sigmoid(), GATED, **how)
+        return out.flatten(2)
+"""
+
+
+def test_gates_that_a_kernel_makes_decays_of_are_those_made_before(translate: Translate) -> None:
+    config = {"rates": [0.3, -0.7], "biases": [0.1, 0.4, -0.2, 0.3, 0.9, -0.5, 0.2, 0.6]}
+    inside = GATED.replace("GATED", "use_gate_in_kernel=True, **gates")
+    before = GATED.replace("g=q", "g=fused_kda_gate(q, **gates)").replace(" GATED,", "")
+    state, _, forward = translate(inside, config, specialised=True)
+    assert "torch_kda(" in forward
+    print("seed", seed := int(torch.seed() % 2**31))
+    x = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(seed))
+    helper = """
+from onboard.hf.old.fla import kda_gates
+
+def fused_kda_gate(g, A_log, dt_bias):
+    return kda_gates.fused_kda_gate(g, A_log, dt_bias=dt_bias)
+
+"""
+    texts = (helper + _written(state), inside, before)
+    ours, original, other = (_made(text, config) for text in texts)
+    assert rmse_ratio(original(x), other(x)) < 1e-6
+    assert rmse_ratio(ours(x), original(x)) < 1e-5
+
+
+ONE_BY_A_VARIABLE = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.factor = config.factor
+
+    def forward(self, x):
+        g = x + 1
+        h = x
+        if x.shape[1] <= 64:
+            o = torch.tanh(g * self.factor)
+        else:
+            g = g * self.factor
+            o = torch.tanh(g)
+        ELSE
+        return o
+"""
+
+
+def test_sides_that_compute_the_same_are_one(translate: Translate) -> None:
+    config = {"factor": 0.3}
+    text = ONE_BY_A_VARIABLE.replace("ELSE", "g = o + 1; o = o * g")
+    state, _, forward = translate(text, config, specialised=True)
+    assert "if " not in forward
+    print("seed", seed := int(torch.seed() % 2**31))
+    x = torch.randn(2, 70, 8, generator=torch.Generator().manual_seed(seed))
+    for length in (9, 70):
+        ours, theirs = (_made(t, config)(x[:, :length]) for t in (_written(state), text))
+        torch.testing.assert_close(ours, theirs)
+    other = text.replace("g = g * self.factor", "g = g * self.factor * 2")
+    assert "if " in translate(other, config, specialised=True)[2]
+    with pytest.raises(Untranslatable, match="which one side of a condition leaves"):
+        translate(text.replace("g = o + 1; ", ""), config, specialised=True)
+
+
+def test_sides_are_not_one_where_another_name_is_read_behind(translate: Translate) -> None:
+    config = {"factor": 0.3}
+    text = ONE_BY_A_VARIABLE.replace("            o =", "            h = g; o =")
+    text = text.replace("o = torch.tanh(g)", "h = g; o = torch.tanh(g)").replace(
+        "ELSE", "o = o * h"
+    )
+    state, _, forward = translate(text, config, specialised=True)
+    assert "if " in forward
+    x = torch.randn(2, 70, 8)
+    for length in (9, 70):
+        ours, theirs = (_made(t, config)(x[:, :length]) for t in (_written(state), text))
+        torch.testing.assert_close(ours, theirs)

@@ -270,7 +270,19 @@ WITH_IDENTITIES = """
         return y.view_as(x)
 """
 IDENTITIES_OF_ANY_CLASS = WITH_IDENTITIES.replace("Expert(config)", "Normed(config)")
+IDENTITIES_BEHIND_THE_LIST = (
+    WITH_IDENTITIES.replace("self.count + 3", "self.count")
+    .replace("number < self.count", "number < len(self.experts)")
+    .replace(
+        "\n        self.gate", "\n        self.count = config.experts + 3\n        self.gate", 1
+    )
+)
+OF_ANY_CLASS_BEHIND_THE_LIST = IDENTITIES_BEHIND_THE_LIST.replace(
+    "Expert(config)", "Normed(config)"
+)
 MANNERS = {
+    IDENTITIES_BEHIND_THE_LIST: "(chosen >= len(self.experts))",
+    OF_ANY_CLASS_BEHIND_THE_LIST: "(chosen >= len(self.experts))",
     WITH_IDENTITIES: "(chosen >= self.count)",
     IDENTITIES_OF_ANY_CLASS: "(chosen >= self.count)",
     NAMED: "[expert.net[0].weight for expert in self.experts.values()]",
@@ -339,6 +351,7 @@ def _computed(
         (STACKED, ("        weights, chosen", "        out = rows\n        weights, chosen")),
         (OF_ALL, ("of_rows[flat, i]", "of_rows[flat, 0]")),
         (WITH_IDENTITIES, ("else rows[here]", "else -rows[here]")),
+        (IDENTITIES_BEHIND_THE_LIST, ("else rows[here]", "else rows[here] * 2")),
         (WITH_IDENTITIES, ("number < self.count else", "number < 5 else self.count *")),
         (GATHERED, ("y = (y * shares", "y = (y * self.outward.mean() * shares")),
         (UNWEIGHTED, ("outs[mask] +=", "outs[mask] =")),

@@ -506,6 +506,63 @@ def test_a_function_that_gives_a_class_gives_that_of_this_config(translate: Tran
     torch.testing.assert_close(ours(x), theirs(x))
 
 
+TABLED = CLASSES.replace(
+    """    if config.kind == "scaled":
+        return Scaled
+    return nn.Linear
+""",
+    """    kinds = {"scaled": Scaled, "doubled": Doubled}
+    found = kinds.get(config.kind)
+    if not found:
+        raise ValueError(config.kind)
+    return found
+
+
+class Doubled(Scaled):
+    def forward(self, x):
+        return 2 * x * self.weight
+""",
+)
+
+
+def test_a_table_that_a_function_makes_of_classes_may_be_asked_for_a_name(
+    translate: Translate,
+) -> None:
+    for asked, inside in (("scaled", "Scaled("), ("doubled", "Doubled(")):
+        sizes = {"size": 8, "kind": asked}
+        state, init, _ = translate(TABLED, sizes, specialised=True)
+        assert inside in init
+        assert any(asked in ast.unparse(guard) for guard in state.guards)
+    with pytest.raises(ValueError, match="other"):
+        translate(TABLED, {"size": 8, "kind": "other"}, specialised=True)
+
+
+HALVED = """
+device = torch.device("cpu")
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.a = nn.Linear(config.size, config.size).half().to(device)
+        self.b = nn.utils.skip_init(nn.Linear, config.size, config.size).to(device).bfloat16()
+
+    def forward(self, x):
+        return self.b(self.a(x))
+"""
+
+
+def test_modules_that_are_put_in_half_precision_take_the_models_dtype(translate: Translate) -> None:
+    state, init, _ = translate(HALVED, {"size": 8}, specialised=True)
+    assert "half" not in init
+    assert "device" not in init
+    theirs, ours = _made(HALVED, {"size": 8}).float(), _made(_written(state), {"size": 8})
+    ours.load_state_dict({key: torch.randn_like(x) for key, x in theirs.state_dict().items()})
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
 SHIFT = """
 from torch.nn import functional as F
 

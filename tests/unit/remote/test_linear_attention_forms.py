@@ -105,9 +105,17 @@ def test_texts_that_lie_one_after_the_other_are_read_alone(draw: Any) -> None:
 
 def test_arguments_without_a_form_are_refused(draw: Any) -> None:
     q, k, v, beta = draw(1, 3, 1, 4), draw(1, 3, 1, 4), draw(1, 3, 1, 4), draw(1, 3, 1)
-    with pytest.raises(NotImplementedError, match="use_gate_in_kernel"):
-        forms.chunk_kda(q, k, v, q, beta, use_gate_in_kernel=True)
-    forms.chunk_kda(q, k, v, -q.exp(), beta, use_gate_in_kernel=False)
+    with pytest.raises(NotImplementedError, match="safe_gate"):
+        forms.chunk_kda(q, k, v, q, beta, safe_gate=True)
+    forms.chunk_kda(q, k, v, -q.exp(), beta, safe_gate=False)
+
+
+def test_gates_may_be_made_decays_of_inside(draw: Any) -> None:
+    q, k, v, g = (draw(2, 5, 2, 4) for _ in range(4))
+    beta, rate, bias = draw(2, 5, 2), draw(2), draw(8)
+    decays = -rate.exp().view(2, 1) * torch.log1p((g + bias.view(2, 4)).exp())
+    inside = {"A_log": rate, "dt_bias": bias, "use_gate_in_kernel": True}
+    _near(forms.chunk_kda(q, k, v, g, beta, **inside)[0], forms.chunk_kda(q, k, v, decays, beta)[0])
 
 
 def test_gates_and_norms(draw: Any) -> None:

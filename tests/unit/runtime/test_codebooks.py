@@ -106,6 +106,20 @@ def test_tokens_that_64_bits_cannot_hold_are_refused() -> None:
         Codebooks(6, 2049)
 
 
+@pytest.mark.parametrize("error", [AssertionError, AttributeError, NotImplementedError])
+def test_a_model_that_does_not_say_where_its_head_is_has_one_codebook(
+    error: type[Exception],
+) -> None:
+    class Silent(torch.nn.Module):
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return torch.nn.Embedding(3, 2)
+
+        def get_output_embeddings(self) -> torch.nn.Module:
+            raise error("not to be asked")
+
+    assert codebooks_of(Silent()) == ONE_CODEBOOK
+
+
 def test_transformers_reads_tokens(small: Small) -> None:
     """A batch of two texts, and copies of the model: they answer with their own weights."""
     texts = [small.codes(9), small.codes(9)]

@@ -224,7 +224,8 @@ def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> lis
         **{each: frame.fresh(each) for each in ("number", "expert", "share")},
     )
     if found.identities is not None:
-        kept = f"({_times_weights(found)}({_rows_of(found.indices, found)} >= self.{found.identities}))"
+        beyond = f"{_rows_of(found.indices, found)} >= {_first_identity(found)}"
+        kept = f"({_times_weights(found)}({beyond}))"
         text += f"{found.result} = {found.result} + {kept}.sum(dim=-1, keepdim=True) * {found.x}\n"
     if isinstance(last, ast.Return):
         text += f"return {found.result}\n"
@@ -234,6 +235,13 @@ def _in_its_place(found: MixtureParameters, last: ast.stmt, frame: Frame) -> lis
         if isinstance(node, ast.stmt):
             node.col_offset = -1  # no mixture begins there
     return body
+
+
+def _first_identity(found: MixtureParameters) -> str:
+    """Return the id of the first expert that returns its input."""
+    if found.identities is True:
+        return f"len(self.{found.experts})"
+    return f"self.{found.identities}"
 
 
 def _times_weights(found: MixtureParameters) -> str:
@@ -320,7 +328,7 @@ def _mixed(found: MixtureParameters, frame: Frame) -> ast.expr:
     ]
     mixed: ast.expr = call(op("torch_moe"), x, chosen, weights, *lists, *settings, *biases)
     if found.identities is not None:
-        count = frame.code(attribute(name("self"), found.identities))
+        count = frame.code(ast.parse(_first_identity(found), mode="eval").body)
         of_them = ast.BinOp(weights, ast.Mult(), ast.Compare(chosen, [ast.GtE()], [count]))
         kept = call(attribute(of_them, "sum"), dim=ast.Constant(-1), keepdim=ast.Constant(True))
         same = call(attribute(ast.BinOp(kept, ast.Mult(), x), "to"), attribute(x, "dtype"))

@@ -21,6 +21,7 @@ from onboard.codegen.translate.mechanisms.axes import NamedAxes
 from onboard.codegen.translate.mechanisms.constructors.class_tables import ClassTables
 from onboard.codegen.translate.mechanisms.constructors.filled_in import FilledIn
 from onboard.codegen.translate.mechanisms.constructors.foreign_values import ForeignValues
+from onboard.codegen.translate.mechanisms.constructors.halved_modules import HalvedModules
 from onboard.codegen.translate.mechanisms.constructors.initialised import Initialised
 from onboard.codegen.translate.mechanisms.constructors.put_in_places import PutInPlaces
 from onboard.codegen.translate.mechanisms.constructors.taken_away import LeftOut
@@ -65,6 +66,7 @@ MECHANISMS = Mechanisms(
         OwnEntriesRead(),
         NumberedParts(),
         ClassTables(),
+        HalvedModules(),
         Padding(),
         UniformBatches(),
         LastTokens(),

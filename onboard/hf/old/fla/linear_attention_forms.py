@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from onboard.hf.old.attention_forms import get_unpad_data, index_first_axis, pad_input
+from onboard.hf.old.fla.kda_gates import fused_kda_gate
 from onboard.hf.old.fla.token_axis import heads_come_first
 from onboard.hf.old.layers.norm_forms import rms_norm
 from onboard.hf.old.recurrent_forms import causal_conv1d_fn
@@ -80,11 +81,17 @@ def chunk_kda(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    use_gate_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return `chunk_gated_delta_rule` with a decay of each channel, g [batch, sequence, heads, key
-    size] (Kimi delta attention).
+    size] (Kimi delta attention), or made of gates g by `fused_kda_gate` (`use_gate_in_kernel`).
     """
+    if use_gate_in_kernel:
+        assert A_log is not None
+        g = fused_kda_gate(g, A_log, dt_bias=dt_bias)
     texts = cu_seqlens, False  # since before heads could come first
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, g, beta
@@ -290,24 +297,6 @@ def _start(k: torch.Tensor, v: torch.Tensor, initial_state: torch.Tensor | None)
     if initial_state is not None:
         return _wide(initial_state)
     return _wide(v).new_zeros((v.shape[0], v.shape[2], k.shape[-1], v.shape[-1]))
-
-
-def fused_kda_gate(
-    g: torch.Tensor,
-    A_log: torch.Tensor,
-    head_k_dim: int | None = None,
-    g_bias: torch.Tensor | None = None,
-    dt_bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the logarithm of the decay of each channel, -exp(A_log) softplus(g + bias), [...,
-    heads, key size]; g is like that, or flat where `head_k_dim` is given.
-    """
-    flat = g.flatten(-2) if head_k_dim is None else g
-    bias = g_bias if dt_bias is None else dt_bias
-    flat = flat if bias is None else flat + bias
-    steps = _wide(flat).reshape(*flat.shape[:-1], A_log.numel(), -1)
-    steps = nn.functional.softplus(steps)
-    return -_wide(A_log).flatten().exp().unsqueeze(-1) * steps
 
 
 class ShortConvolution(nn.Conv1d):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -183,6 +184,14 @@ def _chosen_here(owner: Global, key: Value, frame: Frame) -> Value | None:
         all(_has_own(item, frame) for item in table.values()) or _names_others(table)
     ):
         return None
+    chosen = _asked(table, key, frame)
+    return _entry(owner, chosen[0], frame) if chosen else None
+
+
+def _asked(table: Collection[Any], key: Value, frame: Frame) -> Sequence[Any] | None:
+    """Return the one of these keys that this config's is, as a guard has it; none where it is no
+    one, None where that cannot be told.
+    """
     for item in table:
         test = _is_key(key, item)
         try:
@@ -191,8 +200,8 @@ def _chosen_here(owner: Global, key: Value, frame: Frame) -> Value | None:
         except Untranslatable:
             return None
         frame.translator.guard(test.expr, frame)
-        return _entry(owner, item, frame)
-    return None
+        return [item]
+    return []
 
 
 def got_of_table(owner: Global, args: Args, frame: Frame) -> Value | None:
@@ -214,6 +223,24 @@ def got_of_table(owner: Global, args: Args, frame: Frame) -> Value | None:
         absent = all(decided_here(_is_key(key, item), frame) is False for item in table)
     if not absent:
         return _of_table(owner, key, frame)
+    return others[0] if others else NONE
+
+
+def got_of_mapping(owner: Mapping, args: Args, frame: Frame) -> Value | None:
+    """Return what `{key: entry, ...}.get(key, other)` gives for a key of this config's; None where that
+    is not told.
+    """
+    if args.keywords or args.stars or not 1 <= len(args.positional) <= 2:
+        return None
+    key, *others = args.positional
+    if isinstance(key, Known) or not key.is_static or not frame.translator.specialised:
+        return None
+    if (chosen := _asked(owner.items, key, frame)) is None:
+        return None
+    if chosen:
+        return owner.items[chosen[0]]
+    absent = ast.Compare(key.code(), [ast.NotIn()], [constant(tuple(owner.items))])
+    frame.translator.guard(absent, frame)
     return others[0] if others else NONE
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from typing import TypeGuard
 
 from torch import nn
 
@@ -125,19 +126,46 @@ def in_constructor(
 
 
 def _gives_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
-    """Whether a helper returns classes, one or another, by their names."""
+    """Whether a helper returns classes, one or another, by their names or out of tables of them."""
     given = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)]
-    return bool(given) and all(
-        item is not None and isinstance(_named(item, source), type) for item in given
-    )
+    return bool(given) and all(item is not None and _classes(item, node, source) for item in given)
 
 
 def _makes_modules(node: ast.FunctionDef, source: ModuleSource) -> bool:
-    """Whether a helper returns modules of several classes, each made where it returns it."""
+    """Whether a helper returns modules of several classes, each made where it returns it, or of a
+    class out of a table.
+    """
     given = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)]
-    made = [_named(item.func, source) for item in given if isinstance(item, ast.Call)]
-    modules = [item for item in made if isinstance(item, type) and issubclass(item, nn.Module)]
-    return len(set(modules)) > 1 and len(modules) == len(given)
+    made = [item.func for item in given if isinstance(item, ast.Call)]
+    classes = [_classes(item, node, source) for item in made]
+    several = {each for found in classes for each in found}
+    tabled = any(not isinstance(_named(item, source), type) for item in made)
+    modules = all(issubclass(each, nn.Module) for each in several) and all(classes)
+    return modules and len(made) == len(given) and (tabled or len(several) > 1)
+
+
+def _classes(
+    node: ast.expr, function: ast.FunctionDef, source: ModuleSource, seen: tuple[str, ...] = ()
+) -> list[type]:
+    """Return the classes that an expression of a function stands for, one or another; those of tables
+    that it writes down itself, too.
+    """
+    if isinstance(found := _named(node, source), type):
+        return [found]
+    parts: list[ast.expr] = []
+    match node:
+        case ast.Name(id=key) if key not in seen:
+            seen += (key,)
+            parts = [item.value for item in ast.walk(function) if _assigns(item, key)]
+        case ast.Subscript(value=table) | ast.Call(func=ast.Attribute(value=table, attr="get")):
+            parts = [table]
+        case ast.Dict(values=parts):
+            pass
+    return [each for part in parts for each in _classes(part, function, source, seen)]
+
+
+def _assigns(node: ast.AST, key: str) -> TypeGuard[ast.Assign]:
+    return isinstance(node, ast.Assign) and [ast.unparse(x) for x in node.targets] == [key]
 
 
 def _named(node: ast.expr, source: ModuleSource) -> object:

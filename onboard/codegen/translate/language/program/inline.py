@@ -15,7 +15,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import NONE, Items, Known, Mapping, Value
+from onboard.codegen.translate.language.values import NONE, Items, Known, Mapping, Unread, Value
 
 
 def call_autograd(translator: Program, cls: type, args: Args, frame: Frame) -> Value:
@@ -53,7 +53,9 @@ def inline(
     except Untranslatable:
         return None
     others = [statement for statement in inner.out if not isinstance(statement, ast.Return)]
-    return inner.returns[0][1] if not others and len(inner.returns) == 1 else None
+    if others or len(inner.returns) != 1 or isinstance(given := inner.returns[0][1], Unread):
+        return None
+    return given
 
 
 def defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:

@@ -33,6 +33,7 @@ from onboard.codegen.translate.language.statements.regrowth import (
     makes_first,
     without_regrowth,
 )
+from onboard.codegen.translate.language.statements.same_sides import of_either_side
 from onboard.codegen.translate.language.statements.searches import looked_for
 from onboard.codegen.translate.language.statements.short_texts import Side, short_texts
 from onboard.codegen.translate.language.trees import selection, syntax
@@ -244,8 +245,8 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
         return None
     note_conditional(body_env, else_env, frame)
     joined = joined_env((body, body_env), (orelse, else_env), test, frame)
-    if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
-        frame.out.extend(body)  # what differed (masks, caches) is not there
+    if (same := of_either_side(body, orelse, joined)) is not None:
+        frame.out.extend(same)
     else:
         frame.emit(syntax.if_statement(test.code(), body, orelse), node)
     frame.env = joined

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.expressions.items import got_of_table
+from onboard.codegen.translate.language.expressions.items import got_of_mapping, got_of_table
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global
-from onboard.codegen.translate.language.values import Value
+from onboard.codegen.translate.language.values import Mapping, Value
 
 
 class ClassTables(Mechanism):
@@ -17,4 +17,6 @@ class ClassTables(Mechanism):
         match owner:
             case Global(obj=dict()) if attr == "get":
                 return got_of_table(owner, args, frame)
+            case Mapping() if attr == "get":
+                return got_of_mapping(owner, args, frame)
         return None

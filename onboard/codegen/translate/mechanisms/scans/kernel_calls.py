@@ -23,10 +23,11 @@ from onboard.codegen.translate.language.values import NONE, Code, Items, Known, 
 from onboard.codegen.translate.mechanisms.recurrent import bound, scan
 from onboard.hf.old import recurrent_forms
 from onboard.hf.old.fla import linear_attention_forms
+from onboard.hf.old.fla.kda_gates import fused_kda_gate
 from onboard.hf.old.fla.token_axis import shown_by
 from onboard.ops.written_forms import CallForm
 
-_STATE, _FIRST = "output_final_state", "head_first"
+_STATE, _FIRST, _GATES = "output_final_state", "head_first", "use_gate_in_kernel"
 _OF_FLA = CallForm(
     "",
     fixed={"initial_state": None, "cu_seqlens": None},
@@ -48,8 +49,10 @@ _FORMS: dict[Callable[..., Any], CallForm] = {
     linear_attention_forms.chunk_delta_rule: _of_fla(
         "torch_delta_rule(q, k, v, beta, scale, use_qk_l2norm_in_kernel)"
     ),
-    linear_attention_forms.chunk_kda: _of_fla(
-        "torch_kda(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel)"
+    linear_attention_forms.chunk_kda: replace(
+        _of_fla("torch_kda(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel)"),
+        fixed=_OF_FLA.fixed | {_GATES: False},
+        ignored=_OF_FLA.ignored | {"A_log", "dt_bias"},  # which gates alone are read with
     ),
     linear_attention_forms.chunk_simple_gla: replace(
         _of_fla("torch_lightning_attention(q * scale, k, v, -g_gamma)"),
@@ -110,10 +113,22 @@ def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
         args, form = _ordered(function, form, args, frame)
     if " * scale" in form.expression:
         args = _with_scale(function, args)
+    if _GATES in form.fixed:
+        args = _with_decays(function, args, frame)
     made = scan(function, form, args)
     if not isinstance(made, Items):
         return made
     return Items((made.items[0], Unread(f"the state that {function.__name__} leaves")))
+
+
+def _with_decays(function: Any, args: Args, frame: Frame) -> Args:
+    """Return the arguments of `chunk_kda` with the decays that it makes of its gates, where it does."""
+    given = bound(function, args)
+    if not given[_GATES].equals(Known(True)):
+        return args
+    gates = Args([given["g"], given["A_log"]], {"dt_bias": given["dt_bias"]}, [])
+    decays = frame.translator.call_function(fused_kda_gate, gates, frame)
+    return Args([], given | {"g": decays, _GATES: Known(False)}, [])
 
 
 def _ordered(function: Any, form: CallForm, args: Args, frame: Frame) -> tuple[Args, CallForm]:
