@@ -118,10 +118,12 @@ def in_constructor(
     called, for generated code has no classes as values, and so is one that makes a module of one of
     several, for what reads it has to know which.
     """
-    classes = frame.translator.specialised and (
-        _gives_classes(node, source) or _makes_modules(node, source)
-    )
+    classes = frame.translator.specialised and _is_of_classes(node, source)
     return (inside_or if classes else or_inside)(called, node, source, args, frame)
+
+
+def _is_of_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
+    return _gives_classes(node, source) or _makes_modules(node, source)
 
 
 def _gives_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
@@ -141,8 +143,15 @@ def _makes_modules(node: ast.FunctionDef, source: ModuleSource) -> bool:
 
 
 def _named(node: ast.expr, source: ModuleSource) -> object:
-    """Return what a name of a module stands for, or an attribute of that; None for other code."""
+    """Return what a name of a module stands for, or an attribute of that, or the first entry of a table
+    that it stands for; None for other code.
+    """
     match node:
+        case (
+            ast.Subscript(value=owner)
+            | ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[_, *_])
+        ) if isinstance(table := _named(owner, source), dict) and table:
+            return next(iter(table.values()))
         case ast.Name(id=key):
             return source.namespace.get(key)
         case ast.Attribute(value=owner, attr=attr):
@@ -259,7 +268,7 @@ def _own_body(node: ast.FunctionDef, source: ModuleSource) -> list[ast.stmt]:
     own.
     """
     body = deepcopy(node.body)
-    if _makes_modules(node, source) and (value := chosen(body)) is not None:
+    if _is_of_classes(node, source) and (value := chosen(body)) is not None:
         return [ast.copy_location(ast.Return(value), node)]
     return [
         statement
