@@ -1,5 +1,5 @@
-"""A class of modules that a helper chooses, by a table and by what the machine is asked; what its modules
-lack that others have.
+"""What helpers of constructors give: a class of modules, chosen by a table and by what the machine is
+asked, whose modules lack what others have; an object of settings.
 """
 
 from __future__ import annotations
@@ -70,3 +70,46 @@ def test_a_helper_chooses_a_class_that_lacks_what_another_has(tmp_path: Path) ->
     assert made["recorded"] == []
     assert "torch_attention(" in made["text"]
     assert "Sparse" not in made["text"]
+
+
+SETTINGS = """
+from dataclasses import dataclass
+
+
+@dataclass
+class Settings:
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    rope_theta: float
+    norm_eps: float
+    factor: float = 0.5
+
+
+def settings_of(config):
+    return Settings(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads // 2,
+        intermediate_size=config.intermediate_size,
+        rope_theta=config.rope_theta,
+        norm_eps=config.norm_eps,
+    )
+
+"""
+SCALED = """
+x = x + self.attn(self.norm1(x), position_ids)
+return x + self.mlp(self.norm2(x)) * self.config.factor
+"""
+
+
+def test_settings_that_a_helper_makes_are_read_from_the_config(tmp_path: Path) -> None:
+    folder = save_odd(tmp_path / "odd_settings", head=SETTINGS, block=SCALED)
+    file = folder / "modeling_odd.py"
+    text = file.read_text().replace("self.index = index", "self.index, self.config = index, config")
+    file.write_text(text.replace("[Block(config, i)", "[Block(settings_of(config), i)"))
+    made = run_apart(GENERATE, [folder])["odd_settings"]
+    assert made.get("error") is None
+    assert made["worst"] < 1e-5
+    assert made["recorded"] == []
+    assert "config.num_attention_heads // 2" in made["text"]
+    assert "* 0.5" in made["text"]

@@ -337,7 +337,9 @@ class Translator(Program):
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
     ) -> Value:
         args = closures.modules_called_once(node, switched(as_constants(args, frame), frame), frame)
-        if (inlined := inline(self, node, source, args, frame.cls or frame.caller)) is not None:
+        kept = frame.kind == "init" and closures.makes_settings(node, source)
+        inlined = None if kept else inline(self, node, source, args, frame.cls or frame.caller)
+        if inlined is not None:
             return inlined
         if frame.kind == "init" and args.static():
             return closures.in_constructor(self._call_of, node, source, args, frame)

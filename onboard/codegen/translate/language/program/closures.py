@@ -7,10 +7,12 @@ What is left of a body is written into the caller; its variables get names that 
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 from torch import nn
 
@@ -123,7 +125,18 @@ def in_constructor(
 
 
 def _is_of_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
-    return _gives_classes(node, source) or _makes_modules(node, source)
+    """Whether what a helper returns is known where it is made alone: classes, modules, settings."""
+    return any(each(node, source) for each in (_gives_classes, _makes_modules, makes_settings))
+
+
+def makes_settings(node: ast.FunctionDef, source: ModuleSource) -> bool:
+    """Whether a helper returns objects that keep what they are given."""
+    given = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)]
+    made = [_named(item.func, source) if isinstance(item, ast.Call) else None for item in given]
+    return bool(made) and all(
+        item is SimpleNamespace or (isinstance(item, type) and dataclasses.is_dataclass(item))
+        for item in made
+    )
 
 
 def _gives_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
