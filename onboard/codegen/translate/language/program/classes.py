@@ -309,9 +309,7 @@ class Translator(Program):
         return call_autograd(self, cls, args, frame)
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
-        """Return a helper's result: inline when it comes down to an expression, else as a call of
-        its translation.
-        """
+        """Return a helper's result: in its place where it is an expression, else as a call."""
         if (node := function_node(function)) is None:
             raise Untranslatable(f"the helper {function.__name__}")
         return self.call_source(node, module_source(function.__module__), args, frame)
