@@ -391,6 +391,8 @@ def _own_model(folder: Path) -> Any:
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
         torch.cuda.stream = contextlib.nullcontext  # type: ignore[assignment]
         torch.cuda.default_stream = lambda *_: None  # type: ignore[assignment]
+        for mark in ("mark", "range_push", "range_pop"):
+            setattr(torch.cuda.nvtx, mark, lambda *_: None)
         _change_arguments(_on_cpu)
     if table()[folder.name].get("kernels_of"):
         _change_arguments(_in_float32)

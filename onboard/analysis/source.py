@@ -180,8 +180,8 @@ def plain_class(cls: type) -> type:
 
 
 def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
-    """Return the class of the MRO that defines method `name` in Python, and the definition; None if
-    there is none.
+    """Return the class of the MRO that defines method `name` in Python, perhaps under another name, and
+    the definition; None if there is none.
     """
     for owner in cls.__mro__:
         if name not in vars(owner):
@@ -191,13 +191,27 @@ def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
             if owner.__module__ != "builtins"
             else None
         )
-        methods = [
-            item for item in (node.body if node else []) if isinstance(item, ast.FunctionDef)
-        ]
-        found = next(((owner, method) for method in methods if method.name == name), None)
+        method = _definition(node, name) if node else None
+        found = None if method is None else (owner, method)
         if found is not None or not _only_wraps(owner, name):
             return found
     return None
+
+
+def _definition(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    """Return the first definition of a method, or of the one that its class gives the name afterwards:
+    `forward = run`.
+    """
+    methods: dict[str, ast.FunctionDef] = {}
+    given = name
+    for item in node.body:
+        match item:
+            case ast.FunctionDef(name=key):
+                methods.setdefault(key, item)
+                given = name if key == name else given
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Name(id=other)):
+                given = other if target == name else given
+    return methods.get(given)
 
 
 def _only_wraps(cls: type, name: str) -> bool:

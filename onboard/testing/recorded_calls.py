@@ -238,6 +238,23 @@ def record_calls(
     return calls
 
 
+def hand_own_modules(
+    calls: dict[str, list[Call]], theirs: nn.Module, ours: nn.Module
+) -> dict[str, list[Call]]:
+    """Return calls in which a module of `theirs` that a block was called with is the one of `ours` at
+    its place: it takes what generated code gives it.
+    """
+    own = dict(ours.named_modules())
+    places = {id(part): own[path] for path, part in theirs.named_modules() if path in own}
+
+    def counterpart(value: Any) -> Any:
+        return places.get(id(value), value) if isinstance(value, nn.Module) else value
+
+    for call in itertools.chain.from_iterable(calls.values()):
+        call.arguments = {k: pytree.tree_map(counterpart, v) for k, v in call.arguments.items()}
+    return calls
+
+
 def _hooks(block: nn.Module, found: list[Call]) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return hooks that add the block's calls to `found`; copies, since a model may work in
     place.

@@ -30,7 +30,7 @@ from onboard.testing.distinct import continue_distinct, distinct_prompts
 from onboard.testing.divided import continued, divide
 from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm
 from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
-from onboard.testing.recorded_calls import Call, record_calls
+from onboard.testing.recorded_calls import Call, hand_own_modules, record_calls
 from onboard.verify.rounding.in_float64 import InFloat64
 from onboard.verify.tolerances import SAME
 
@@ -189,6 +189,7 @@ class EquivalenceSuite:
         copy_weights(expected, actual, cls.eager)
         prompts = cls.clear_prompts(expected, seed, device)
         calls = record_calls(expected, ["", *cls.blocks, *cls.layers], prompts)
+        calls = hand_own_modules(calls, expected, actual)
         return Pair(expected, actual, prompts, calls, device, dtype, cls)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

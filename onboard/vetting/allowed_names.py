@@ -110,14 +110,14 @@ _ATTRIBUTES = """
     expand_as expm1 extend fill_ flatten flip float floor floor_divide fmod forward fromkeys
     gather ge get get_submodule get_text_config greater gt H half imag index index_add
     index_add_ index_copy index_copy_ index_fill index_put index_select indices inner insert int
-    is_causal is_complex is_decoder is_floating_point is_integer isfinite isinf isnan item items keys kron
+    is_causal is_complex is_decoder is_floating_point is_integer isdigit isfinite isinf isnan item items keys kron
     le lerp log log10 log1p log2 log_softmax logical_and logical_not logical_or logit logsumexp
     long lower lt masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select matmul max
     maximum mean median min minimum mm mode model_type movedim mT mul mul_ multiply mv
-    named_modules nan_to_num narrow ndim ne neg new_empty new_full new_ones new_tensor new_zeros nonzero norm
-    normal_ num_labels numel ones outer output_attentions output_hidden_states
+    named_children named_modules nan_to_num narrow ndim ne neg new_empty new_full new_ones new_tensor
+    new_zeros nonzero norm normal_ num_labels numel ones outer output_attentions output_hidden_states
     parameters per_layer_config permute pop pow problem_type
-    prod real reciprocal register_buffer register_parameter relu remainder renorm repeat
+    prod real reciprocal register_buffer register_parameter relu remainder removeprefix renorm repeat
     repeat_interleave reshape reshape_as return_dict reverse roll rope_scaling round rsqrt
     scatter scatter_ scatter_add scatter_add_ scatter_reduce select setdefault shape short sigmoid
     sign sin sinc sinh size slice_scatter softmax sort split split_with_sizes sqrt square squeeze

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from onboard.testing import (
     rmse_ratio,
 )
 from onboard.testing.compare import NOTES
+from onboard.testing.recorded_calls import hand_own_modules
 from onboard.testing.suite import EquivalenceSuite, Exact, Pair
 from onboard.workflow.processes.pytest_run import run_pytest
 from tests.support.warm import Warm
@@ -237,6 +239,29 @@ def test_a_recorded_call_replays_to_what_the_block_gave() -> None:
     for call in calls["model.layers.1.mlp"]:
         for actual, expected in call.replay(model.get_submodule("model.layers.1.mlp")):
             assert torch.equal(actual, expected)
+
+
+class Turning(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.turn, self.block = nn.Identity(), Turned()
+        self.turn.factor = factor
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        return self.block(input_ids.float(), self.turn)
+
+
+class Turned(nn.Module):
+    def forward(self, x: torch.Tensor, turn: Any) -> torch.Tensor:
+        return turn(x) * turn.factor
+
+
+def test_a_module_that_a_block_is_given_is_the_own_one() -> None:
+    theirs, ours = Turning(2.0), Turning(3.0)
+    prompts = [random_prompt(50, batch=2, length=6, seed=1)]
+    calls = hand_own_modules(record_calls(theirs, ["block"], prompts), theirs, ours)
+    ((actual, expected),) = calls["block"][0].replay(ours.block)
+    assert torch.equal(actual * 2, expected * 3)
 
 
 class Renamed(nn.Module):
@@ -448,6 +473,7 @@ TESTS_OF_A_TEST = """
 import pytest, torch
 from onboard.testing import assert_rmse_close
 from onboard.testing.compare import NOTES
+from onboard.testing.recorded_calls import hand_own_modules
 
 @pytest.mark.parametrize("path", ["a.mlp", "a.norm", "a.nan", "a.rounded"])
 def test_block(path):

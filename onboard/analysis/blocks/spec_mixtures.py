@@ -82,6 +82,8 @@ class MixtureParameters(Parameters):
     """The list, or the module with the weights of all; None: the mixture has these itself."""
     named: bool = False
     """The experts are modules of a dict, in this order, not of a list."""
+    numbered: bool = False
+    """The experts are attributes of the mixture itself: `experts` and a number behind it."""
     gate: ModulePath | None
     """None of the three: experts of any class."""
     down: ModulePath | None

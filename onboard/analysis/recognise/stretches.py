@@ -128,14 +128,19 @@ def _mentions(tree: ast.AST, attrs: Collection[str]) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def _mentioned(tree: ast.AST) -> frozenset[str]:
-    """Return the attributes of `self` in code as it was read, of which many regions are asked."""
-    return frozenset(
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    )
+    """Return the attributes of `self` in code as it was read, of which many regions are asked;
+    `getattr` for one whose name is made there.
+    """
+    return frozenset(attr for node in ast.walk(tree) if (attr := _own_attribute(node)) is not None)
+
+
+def _own_attribute(node: ast.AST) -> str | None:
+    match node:
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr):
+            return attr
+        case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="self"), key, *_]):
+            return None if isinstance(key, ast.Constant) else "getattr"
+    return None
 
 
 def _read_behind(method: ast.FunctionDef, part: Sequence[ast.stmt]) -> frozenset[str]:

@@ -48,6 +48,7 @@ def _translated(translate: Translate, arguments: str) -> str:
         "causal=True, window_size=(3, 0), deterministic=True",
         "causal=True, window_size=(self.wide, self.wide)",
         "causal=True, softcap=0.5",
+        "softmax_scale=0.7 / torch.full([], q.shape[-1] ** 0.3), causal=True",
         "causal=q.shape[1] > 1",
     ],
 )
@@ -62,7 +63,8 @@ def test_causal_attention_is_the_canonical_op(arguments: str, translate: Transla
         exec("\n".join(forward.replace("return ", "ours = ").splitlines()), names)
         given = arguments.replace("self.training", "False").replace("self.wide", "-1")
         expected = eval(
-            f"attend(q, k, k + 1, {given})", {"q": x, "k": x[:, :, :2], "attend": flash_attn_func}
+            f"attend(q, k, k + 1, {given})",
+            {"q": x, "k": x[:, :, :2], "attend": flash_attn_func, "torch": torch},
         )
         assert rmse_ratio(names["ours"], expected) < 1e-6
 

@@ -84,8 +84,8 @@ OF_INPUTS = f"""{LISTED}
         return y.view_as(x)
 """
 MANNERS = {
-    "numbered": (NUMBERED, "self.get_submodule(f'expert_{i}')"),
-    "named": (NAMED, "self.get_submodule(key)"),
+    "numbered": (NUMBERED, "torch_moe("),
+    "named": (NAMED, "torch_moe("),
     "soft": (SOFT, "torch_moe("),
     "as_many": (AS_MANY_AS_NEEDED, "masked_fill("),
     "of_inputs": (OF_INPUTS, "masked_fill("),

@@ -40,6 +40,28 @@ class Stack(nn.ModuleList):
 INHERITED = """
 class Stack(nn.ModuleList):
 """
+IN_ORDER = """
+class Stack(nn.Sequential):
+    def __init__(self, config, scale):
+        super().__init__(*[Inner(config.size, scale) for _ in range(config.count)])
+"""
+IN_ORDER_OF_TORCH = """
+class Stack(nn.Sequential):
+    def __init__(self, config, scale):
+        super().__init__(nn.Linear(config.size, 7), nn.GELU(), nn.Linear(7, config.size))
+        self.scale = scale
+"""
+IN_ORDER_BY_NUMBERS = """
+class Stack(nn.Sequential):
+    def __init__(self, config, scale):
+        super().__init__()
+        for number in range(config.count):
+            self.add_module(str(number), Inner(config.size, number))
+"""
+IN_ORDER_AND_MORE = f"""{IN_ORDER_OF_TORCH}
+    def forward(self, x):
+        return x + super().forward(x)
+"""
 SUMS = """
     def forward(self, x, shift=0.5):
         if self.training:
@@ -70,12 +92,33 @@ def _toy(stack: str, made: str = OF_CLASS, read: str = "x") -> str:
 
 
 @pytest.mark.parametrize(
-    ("stack", "made"), [(GIVEN, OF_CLASS), (ADDED, OF_CLASS), (INHERITED, OF_PARTS)]
+    ("stack", "made"),
+    [
+        (GIVEN, OF_CLASS),
+        (ADDED, OF_CLASS),
+        (INHERITED, OF_PARTS),
+        (IN_ORDER, OF_CLASS),
+        (INHERITED.replace("ModuleList", "Sequential"), OF_PARTS.replace("[", "").replace("]", "")),
+    ],
 )
 def test_a_list_of_its_own_class_is_the_list_and_its_methods_are_written_where_they_are_called(
     stack: str, made: str, translate: Translate
 ) -> None:
-    text, config = _toy(stack, made), {"size": 5, "count": 2}
+    _compare(_toy(stack, made), translate)
+
+
+@pytest.mark.parametrize(
+    "stack", [IN_ORDER, IN_ORDER_OF_TORCH, IN_ORDER_BY_NUMBERS, IN_ORDER_AND_MORE]
+)
+@pytest.mark.parametrize("read", ["x", "self.parts[0](x).sum()"])
+def test_modules_of_such_a_class_run_one_after_the_other(
+    stack: str, read: str, translate: Translate
+) -> None:
+    _compare(INNER + stack + TOY.format(made=OF_CLASS, read=read), translate)
+
+
+def _compare(text: str, translate: Translate) -> None:
+    config = {"size": 5, "count": 2}
     state, init, forward = translate(text, config, specialised=True)
     assert "nn.ModuleList(" in init
     assert "Stack" not in init + forward

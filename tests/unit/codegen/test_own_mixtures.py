@@ -255,6 +255,42 @@ NAMED_LATER = """
                 y[here] += expert(rows[here]) * shares[here, place, None]
         return y.view_as(x)
 """
+UNDER_NUMBERS = """
+        for i in range(config.experts):
+            setattr(self, f"expert_{i}", Expert(config))
+        self.expert_size = config.inner
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = F.softmax(self.gate(rows), dim=-1).topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number in range(self.count):
+            here, place = torch.where(chosen == number)
+            if here.numel() > 0:
+                made = getattr(self, f"expert_{number}")(rows[here])
+                y.index_add_(0, here, made * shares[here, place, None])
+        return y.view_as(x)
+"""
+UNDER_NAMES = """
+        self.one1, self.one2, self.one3 = Fused(config), Fused(config), Fused(config)
+        self.gate = nn.Linear(config.size, 3)
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        shares, chosen = F.softmax(self.gate(rows), dim=-1).topk(self.k, dim=-1)
+        y = torch.zeros_like(rows)
+        for number, expert in enumerate((self.one1, self.one2, self.one3)):
+            mask = chosen == number
+            here = mask.any(dim=-1)
+            if here.any():
+                y[here] += expert(rows[here]) * (shares * mask).sum(-1)[here, None]
+        return y.view_as(x)
+"""
+IN_A_SEQUENCE = (
+    NAMED.replace('ModuleDict({f"expert_{i}": Expert(config)', "Sequential(*[Expert(config)")
+    .replace("range(config.experts)})", "range(config.experts)])")
+    .replace('f"expert_{number}"', "number")
+)
 WITH_IDENTITIES = """
         self.gate = nn.Linear(config.size, config.experts + 3)
         self.experts = nn.ModuleList([Expert(config) for _ in range(config.experts)])
@@ -294,6 +330,9 @@ MANNERS = {
     FUSED: "[expert.both.weight.chunk(2)[1] for expert in self.experts]",
     UNWEIGHTED: "torch.ones_like(chosen, dtype=x.dtype)",
     OF_ANY_CLASS: "expert(rows) * share_1",
+    UNDER_NUMBERS: "[expert.net[0].bias for expert in experts]",
+    UNDER_NAMES: "[expert.both.weight.chunk(2)[1] for expert in experts]",
+    IN_A_SEQUENCE: "[expert.net[0].weight for expert in self.experts]",
     SCALED: "[expert.net[0].bias for expert in self.experts]",
 }
 
@@ -355,6 +394,10 @@ def _computed(
         (WITH_IDENTITIES, ("number < self.count else", "number < 5 else self.count *")),
         (GATHERED, ("y = (y * shares", "y = (y * self.outward.mean() * shares")),
         (UNWEIGHTED, ("outs[mask] +=", "outs[mask] =")),
+        (UNDER_NUMBERS, ('getattr(self, f"expert_{number}")', "self.expert_0")),
+        (UNDER_NUMBERS, ('f"expert_{number}"', 'f"expert_{(number + 1) % self.count}"')),
+        (UNDER_NAMES, ("self.one1, self.one2, self.one3))", "self.one2, self.one1, self.one3))")),
+        (IN_A_SEQUENCE, ("self.experts[number]", "self.experts")),
         (SCALED, ("share * self.net(x)", "self.net(share * x)")),
         (SCALED, ("shares[here, place, None])", "shares[here, 0, None])")),
         (OF_ANY_CLASS, ("F.relu(self.inward(x))", "(self.inward(x) - x.mean())")),

@@ -23,6 +23,7 @@ from onboard.analysis.recognise.numbered_experts import (
 )
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.analysis.recognise.routing.held_lists import held_lists
+from onboard.analysis.recognise.routing.numbered_names import ASKED, numbered_names
 from onboard.ops.linear.activation import ACTIVATIONS
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME_MIXTURE
@@ -41,6 +42,10 @@ def candidates(
             yield [name], found[0], [{"experts": name, **found[1]}]
         for handed, forms in handed_weights(child):
             yield [name], handed, [{"experts": name, **form} for form in forms]
+    for prefix, listed in numbered_names(module):
+        if (form := _form(listed)) is not None:
+            own = [name for name, _ in module.named_children() if name.startswith(prefix)]
+            yield [*own, *ASKED], listed, [{"experts": prefix, "numbered": True, **form}]
     for name, path, held in held_lists(module, call):
         yield [name], held, [{"experts": path, **(_form(held) or _OF_ANY_CLASS)}]
     for names, stacks, forms in own_stacks(module):
@@ -51,6 +56,11 @@ def _experts(child: nn.Module) -> tuple[Experts, dict[str, Any]] | None:
     """Return experts, and how they are made; None for a module of another kind."""
     named = {"named": True} if isinstance(child, nn.ModuleDict) else {}
     child = nn.ModuleList(child.values()) if isinstance(child, nn.ModuleDict) else child
+    if isinstance(
+        child, nn.Sequential
+    ):  # whose modules run apart, if statements around it show that
+        form = _form(listed := nn.ModuleList(child)) if len(child) > 1 else None
+        return None if form is None else (listed, form)
     if not isinstance(child, nn.ModuleList):
         return numbered_experts(child)
     if len(child) < 2:

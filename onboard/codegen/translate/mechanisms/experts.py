@@ -22,13 +22,14 @@ from onboard.codegen.translate.language.trees.syntax import (
     op,
     same_code,
 )
-from onboard.codegen.translate.language.values import Code
+from onboard.codegen.translate.language.values import Code, Value
 from onboard.codegen.translate.mechanisms.parts.handed_routing import (
     handed_on,
     hands,
     same_place,
     take,
 )
+from onboard.codegen.translate.mechanisms.parts.numbered_parts import modules_numbered
 from onboard.render import render
 
 KIND = "experts"
@@ -359,7 +360,11 @@ def _matrices(found: MixtureParameters, frame: Frame) -> tuple[list[ast.expr], l
     if found.experts is None:
         return [_of_one_module(name("self"), found, role) for role in _ROLES], []
     path = attribute(name("self"), *found.experts.split("."))
-    experts = frame.evaluate(call(attribute(path, "values")) if found.named else path)
+    experts: Value | None
+    if found.numbered:
+        experts = modules_numbered(found.experts, frame)
+    else:
+        experts = frame.evaluate(call(attribute(path, "values")) if found.named else path)
     if not isinstance(experts, ModuleList | Instance):
         raise Untranslatable(f"experts in self.{found.experts}, which is no list of modules")
     own = tuple(made for made in experts.made if frame.translator.translates(made.cls))

@@ -111,7 +111,23 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
         and default
     ):
         return default[0]
+    if isinstance(owner, Instance) and default and _lacks(owner, key.value, frame):
+        return default[0]
     return objects.get_attribute(owner, key.value, frame)
+
+
+def _lacks(module: Instance, attr: str, frame: Frame) -> bool:
+    """Whether no module of repositories' code that this may be has an attribute, which none of their
+    methods makes.
+    """
+    if not frame.translator.specialised or module.optional:
+        return False
+    if not all(map(frame.translator.translates, module.classes)):
+        return False
+    made = [frame.translator.modules_of(cls) for cls in module.classes]
+    return all(made) and not any(
+        hasattr(each, attr) or objects.leaves(type(each), attr) for part in made for each in part
+    )
 
 
 def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
@@ -133,6 +149,8 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return plain_call(expr, args, static=True)
         case [Global(obj=ModuleType() as module), Known(value=str() as key)]:
             return Known(hasattr(module, key))
+        case [Instance() as part, Known(value=str() as key)] if _lacks(part, key, frame):
+            return Known(False)
     return plain_call(expr, args, args.static())
 
 

@@ -148,7 +148,7 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             if _has_functions(callee, args, frame) and (forward := as_function(callee)):
                 return frame.translator.call_closure(forward, args, frame)
             return frame.translator.call_module(callee, switched(args, frame), frame)
-        case ModuleList() if (forward := own_method(callee, "forward")) is not None:
+        case ModuleList() if (forward := own_method(callee, "forward", frame)) is not None:
             return frame.translator.call_closure(forward, args, frame)
         case ModuleList():
             in_order = one_after_the_other(callee, frame)
@@ -207,7 +207,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return _set_field(owner, *args.positional, frame=frame)
         case ModuleTable() if listed := table_method(owner, attr, args, frame):
             return listed
-        case ModuleList() if (method := own_method(owner, attr)) is not None:
+        case ModuleList() if (method := own_method(owner, attr, frame)) is not None:
             return frame.translator.call_closure(method, args, frame)
         case ModuleList(made=made) if attr == "values":
             return ModuleList(made, plain_call(attribute(owner.expr, attr), args).expr)
@@ -408,7 +408,9 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if cls is nn.ModuleDict and isinstance(named := [*args.positional, None][0], NamedModules):
         return ModuleList(named.made, plain_call(expr, args).expr)
     if is_own_list(cls, frame):
-        listed = _module_list(attribute(name("nn"), "ModuleList"), items_in(cls, args, frame))
+        listed: Value = _module_list(
+            attribute(name("nn"), "ModuleList"), items_in(cls, args, frame)
+        )
         return replace(listed, own=cls) if isinstance(listed, ModuleList) else listed
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)

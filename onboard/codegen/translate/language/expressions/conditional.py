@@ -6,7 +6,11 @@ import ast
 
 from torch import nn
 
-from onboard.codegen.translate.language.expressions.decisions import absent_here, decided_here
+from onboard.codegen.translate.language.expressions.decisions import (
+    absent_here,
+    decided_by_part,
+    decided_here,
+)
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -50,7 +54,8 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
         return mask
     if test.is_static and (is_rotary(body) or is_rotary(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
-    if _is_choice(body, orelse, frame) and (chosen := decided_here(test, frame)) is not None:
+    chosen = _side(test, frame) if _is_choice(body, orelse, frame) else None
+    if chosen is not None:
         if len(frame.out) > emitted:  # what the other side needs, too
             del frame.out[emitted:]
             return frame.evaluate(node.body if chosen else node.orelse)
@@ -73,6 +78,14 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
     return Code(
         expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form
     )
+
+
+def _side(test: Value, frame: Frame) -> bool | None:
+    """Return what this config makes of a test, perhaps by a part of it alone: the rest may ask for the
+    machine.
+    """
+    chosen = decided_here(test, frame)
+    return decided_by_part(test, frame) if chosen is None else chosen
 
 
 def _is_choice(body: Value, orelse: Value, frame: Frame) -> bool:

@@ -28,7 +28,7 @@ from onboard.codegen.translate.language.trees.list_constructors import items_of_
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
-_MODULE = "_called_module"
+_MODULE, _IN_ORDER = "_called_module", "_one_after_the_other"
 Row = ModuleList | ModuleTable
 _Parts = tuple[Instance | ModuleList, ...]
 
@@ -207,31 +207,50 @@ def _without_itself(method: ast.FunctionDef) -> ast.FunctionDef | None:
 
 
 def is_own_list(cls: type, frame: Frame) -> bool:
-    """Whether a class of a repository's code is a list of modules."""
-    specialised = frame.translator.specialised
-    return specialised and issubclass(cls, nn.ModuleList) and frame.translator.translates(cls)
+    """Whether a class of a repository's code is a list of modules, or of those that run one after the
+    other.
+    """
+    if not frame.translator.specialised or not frame.translator.translates(cls):
+        return False
+    return issubclass(cls, nn.ModuleList | nn.Sequential)
 
 
 def items_in(cls: type, args: Args, frame: Frame) -> Args:
     """Return what nn.ModuleList is given for `cls(*args)`, a list of its own class."""
     found = find_method(cls, "__init__")
-    if found is None or found[0] is nn.ModuleList:
-        return args
+    if found is None or found[0] in (nn.ModuleList, nn.Sequential):
+        apart = issubclass(cls, nn.Sequential) and not args.stars
+        return Args([Items(tuple(args.positional))], {}, []) if apart else args
     items = Closure(items_of_list(cls, found[1]), module_source(found[0].__module__), {})
     return Args([frame.translator.call_closure(items, args, frame)], {}, [])
 
 
-def own_method(owner: ModuleList, attr: str) -> Closure | None:
+def own_method(owner: ModuleList, attr: str, frame: Frame) -> Closure | None:
     """Return a method of a list of its own class as a function of its other parameters; None for
     one of PyTorch's.
     """
     found = None if owner.own is None else find_method(owner.own, attr)
     if found is None or found[0].__module__.startswith("torch."):
         return None
-    node = _without_itself(found[1])
+    method, seen = found[1], dict[str, Value]({_MODULE: owner})
+    if issubclass(found[0], nn.Sequential):
+        method = _InOrder().visit(deepcopy(method))
+        seen[_IN_ORDER] = one_after_the_other(owner, frame)
+    node = _without_itself(method)
     if node is None:
         raise Untranslatable(f"{found[0].__name__}.{attr}, which asks for its base")
-    return Closure(node, module_source(found[0].__module__), {_MODULE: owner})
+    return Closure(node, module_source(found[0].__module__), seen)
+
+
+class _InOrder(ast.NodeTransformer):
+    """Puts the function that nn.Sequential is in the place of `super().forward`."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        match node:
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="forward"):
+                return ast.copy_location(name(_IN_ORDER), node)
+        self.generic_visit(node)
+        return node
 
 
 def attribute_of_list(owner: ModuleList, attr: str) -> Value:

@@ -404,6 +404,15 @@ def _is_left(cls: type, attr: str) -> bool:
     return any(ast.unparse(item) == f"self.{attr}" for item in stored)
 
 
+def leaves(cls: type, attr: str) -> bool:
+    """Whether a method of a class, or of its bases, assigns an attribute of its module."""
+    found = (find_method(cls, key) for key, _ in inspect.getmembers(cls, inspect.isfunction))
+    methods = [each[1] for each in found if each is not None and each[0] is not nn.Module]
+    nodes = (node for method in methods for node in ast.walk(method))
+    stored = (node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store))
+    return any(ast.unparse(node) == f"self.{attr}" for node in stored)
+
+
 def _is_number(state: ClassState, attr: str, frame: Frame) -> bool:
     """Whether what a constructor of repositories' code has worked out is a number in each module."""
     made = [getattr(module, attr, None) for module in frame.translator.modules_of(state.cls)]

@@ -309,9 +309,7 @@ class Translator(Program):
         return call_autograd(self, cls, args, frame)
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
-        """Return a helper's result: inline when it comes down to an expression, else as a call of
-        its translation.
-        """
+        """Return a helper's result: in its place where it is an expression, else as a call."""
         if (node := function_node(function)) is None:
             raise Untranslatable(f"the helper {function.__name__}")
         return self.call_source(node, module_source(function.__module__), args, frame)
@@ -337,7 +335,9 @@ class Translator(Program):
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
     ) -> Value:
         args = closures.modules_called_once(node, switched(as_constants(args, frame), frame), frame)
-        if (inlined := inline(self, node, source, args, frame.cls or frame.caller)) is not None:
+        kept = frame.kind == "init" and closures.makes_settings(node, source)
+        inlined = None if kept else inline(self, node, source, args, frame.cls or frame.caller)
+        if inlined is not None:
             return inlined
         if frame.kind == "init" and args.static():
             return closures.in_constructor(self._call_of, node, source, args, frame)

@@ -7,10 +7,12 @@ What is left of a body is written into the caller; its variables get names that 
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TypeGuard
 
 from torch import nn
@@ -119,10 +121,23 @@ def in_constructor(
     called, for generated code has no classes as values, and so is one that makes a module of one of
     several, for what reads it has to know which.
     """
-    classes = frame.translator.specialised and (
-        _gives_classes(node, source) or _makes_modules(node, source)
-    )
+    classes = frame.translator.specialised and _is_of_classes(node, source)
     return (inside_or if classes else or_inside)(called, node, source, args, frame)
+
+
+def _is_of_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
+    """Whether what a helper returns is known where it is made alone: classes, modules, settings."""
+    return any(each(node, source) for each in (_gives_classes, _makes_modules, makes_settings))
+
+
+def makes_settings(node: ast.FunctionDef, source: ModuleSource) -> bool:
+    """Whether a helper returns objects that keep what they are given."""
+    given = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)]
+    made = [_named(item.func, source) if isinstance(item, ast.Call) else None for item in given]
+    return bool(made) and all(
+        item is SimpleNamespace or (isinstance(item, type) and dataclasses.is_dataclass(item))
+        for item in made
+    )
 
 
 def _gives_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
@@ -169,8 +184,15 @@ def _assigns(node: ast.AST, key: str) -> TypeGuard[ast.Assign]:
 
 
 def _named(node: ast.expr, source: ModuleSource) -> object:
-    """Return what a name of a module stands for, or an attribute of that; None for other code."""
+    """Return what a name of a module stands for, or an attribute of that, or the first entry of a table
+    that it stands for; None for other code.
+    """
     match node:
+        case (
+            ast.Subscript(value=owner)
+            | ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[_, *_])
+        ) if isinstance(table := _named(owner, source), dict) and table:
+            return next(iter(table.values()))
         case ast.Name(id=key):
             return source.namespace.get(key)
         case ast.Attribute(value=owner, attr=attr):
@@ -287,7 +309,7 @@ def _own_body(node: ast.FunctionDef, source: ModuleSource) -> list[ast.stmt]:
     own.
     """
     body = deepcopy(node.body)
-    if _makes_modules(node, source) and (value := chosen(body)) is not None:
+    if _is_of_classes(node, source) and (value := chosen(body)) is not None:
         return [ast.copy_location(ast.Return(value), node)]
     return [
         statement

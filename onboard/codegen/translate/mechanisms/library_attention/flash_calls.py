@@ -9,7 +9,11 @@ from copy import deepcopy
 from typing import Any
 
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.expressions.decisions import local_values, statements_of
+from onboard.codegen.translate.language.expressions.decisions import (
+    WrittenOut,
+    local_values,
+    statements_of,
+)
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.trees.syntax import (
     attribute,
@@ -55,12 +59,22 @@ def _attended(given: Mapping[str, Value], frame: Frame) -> Code | None:
     window, cap = _numbers(given["window_size"]), given["softcap"]
     if window is None or not isinstance(cap, Known):
         return None
-    qkv = _without_casts([given[key].code() for key in ("q", "k", "v")])
+    q, k, v = _without_casts([given[key].code() for key in ("q", "k", "v")])
+    scale = given["softmax_scale"].code()
+    if _is_tensor(scale, frame):  # the op takes a number
+        q, scale = ast.BinOp(q, ast.Mult(), scale), constant(1.0)
     seen = None if window[0] < 0 else window[0] + 1  # the key of the query itself is one more
     fixed = [constant(None), constant(0.0), constant(True)]
-    settings = [given["softmax_scale"].code(), constant(None), constant(seen)]
+    settings = [scale, constant(None), constant(seen)]
     last = [constant(cap.value or None), constant("bsnd")]
-    return Code(ast.Call(op("torch_attention"), [*qkv, *fixed, *settings, *last], []))
+    return Code(ast.Call(op("torch_attention"), [q, k, v, *fixed, *settings, *last], []))
+
+
+def _is_tensor(scale: ast.expr, frame: Frame) -> bool:
+    """Whether scores are multiplied by what a function of torch makes: `1 / torch.full([], size)`."""
+    whole = WrittenOut(local_values(frame)).visit(deepcopy(scale))
+    calls = (node.func for node in ast.walk(whole) if isinstance(node, ast.Call))
+    return any(ast.unparse(called).startswith("torch.") for called in calls)
 
 
 def _without_casts(tensors: Sequence[ast.expr]) -> Sequence[ast.expr]:

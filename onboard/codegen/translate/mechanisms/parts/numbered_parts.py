@@ -12,7 +12,12 @@ from typing import Any
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
-from onboard.codegen.translate.language.object_values import Instance, Self, joined_ways
+from onboard.codegen.translate.language.object_values import (
+    Instance,
+    ModuleList,
+    Self,
+    joined_ways,
+)
 from onboard.codegen.translate.language.statements.assignments.own_attributes import store_attribute
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Known, Value
@@ -83,6 +88,27 @@ def _found(key: Value, frame: Frame) -> Value | None:
         return None
     path = call(attribute(name("self"), "get_submodule"), key.code() if text is None else text)
     return replace(made, expr=path)
+
+
+def modules_numbered(prefix: str, frame: Frame) -> ModuleList | None:
+    """Return the module's own modules whose names go on with a number, in a variable; None where
+    there are none.
+    """
+    own = {} if frame.cls is None else frame.cls.attributes
+    keys = [key for key in own if key == prefix + _HOLE or key.removeprefix(prefix).isdigit()]
+    parts = [own[key] for key in keys]
+    made = tuple(each for part in parts if isinstance(part, Instance) for each in part.made)
+    if not made:
+        return None
+    for key in keys:
+        if _HOLE not in key:
+            frame.evaluate(attribute(name("self"), key))  # which is read
+    text = (
+        f"[child for key, child in self.named_children() if key.removeprefix({prefix!r}).isdigit()]"
+    )
+    variable = frame.fresh("experts")
+    frame.emit(ast.Assign([name(variable, store=True)], ast.parse(text, mode="eval").body))
+    return ModuleList(joined_ways(made[:1], made[1:]), name(variable))
 
 
 def _formatted(node: ast.expr, frame: Frame) -> ast.JoinedStr | None:
