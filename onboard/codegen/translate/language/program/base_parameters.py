@@ -14,6 +14,7 @@ from torch import nn
 
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
+from onboard.codegen.translate.language.trees.memoised import without_memory
 
 _OF_EACH_TOKEN = (nn.Linear, nn.Embedding)
 """Classes of PyTorch whose forward is the same for all tokens, and needs no cache."""
@@ -27,6 +28,13 @@ def method_of(cls: type, attr: str, specialised: bool) -> tuple[type, ast.Functi
     if not specialised:
         return find_method(cls, attr)
     return (_of_torch(cls) if attr == "forward" else None) or _spelled_out(cls, attr)
+
+
+def as_written(cls: type, attr: str, specialised: bool) -> tuple[type, ast.FunctionDef] | None:
+    """Return the class whose method a class has, and its definition; in code of repositories one that
+    keeps nothing for its next call.
+    """
+    return _without_memory(cls, attr) if specialised else find_method(cls, attr)
 
 
 @cache
@@ -44,8 +52,13 @@ def _of_torch(cls: Any) -> tuple[type, ast.FunctionDef] | None:
 
 
 @cache
+def _without_memory(cls: Any, attr: str) -> tuple[type, ast.FunctionDef] | None:
+    return without_memory(find_method(cls, attr))
+
+
+@cache
 def _spelled_out(cls: Any, attr: str) -> tuple[type, ast.FunctionDef] | None:
-    found = find_method(cls, attr)
+    found = _without_memory(cls, attr)
     if found is None or found[1].args.vararg is None:
         return found
     rest = cls.__mro__[cls.__mro__.index(found[0]) + 1 :]

@@ -56,7 +56,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     rest_parameters,
     sets_attributes,
 )
-from onboard.codegen.translate.language.program.base_parameters import method_of
+from onboard.codegen.translate.language.program.base_parameters import as_written, method_of
 from onboard.codegen.translate.language.program.constructors import construct, constructor_of
 from onboard.codegen.translate.language.program.inline import (
     call_autograd,
@@ -278,7 +278,7 @@ class Translator(Program):
             and (embeddings := multimodal_configs.input_embeddings(frame)) is not None
         ):
             return embeddings
-        found = find_method(state.cls, attr)
+        found = as_written(state.cls, attr, self.specialised)
         if attr == "get_head_mask" and args.positional and args.positional[0].equals(NONE):
             return Repeated(NONE, ast.List([], ast.Load()))  # no head of any layer is masked
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):

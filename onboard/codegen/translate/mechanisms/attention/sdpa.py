@@ -39,7 +39,9 @@ class CausalSdpa(Mechanism):
     """`scaled_dot_product_attention(query, key, value, mask)`, [batch, heads, sequence, dim]."""
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
-        """That with a causal mask, perhaps with a bias that is linear in the key's position."""
+        """That with a causal mask, perhaps with a bias that is linear in the key's position; in code of
+        repositories also that which is told to be causal, where its layer's forward was not recorded.
+        """
         if function is not nn.functional.scaled_dot_product_attention:
             return None
         given = dict(zip(_PARAMETERS, args.positional, strict=False)) | args.keywords
@@ -54,6 +56,8 @@ class CausalSdpa(Mechanism):
                     [],
                 ),
             )
+        if mask.equals(NONE) and _is_causal(given, args, frame):
+            return _attention(given, None)
         if not isinstance(mask, Mask | KeyBias) or isinstance(mask, Windowed) or args.stars:
             return None
         if isinstance(mask, KeyBias) and not mask.causal:
@@ -61,6 +65,11 @@ class CausalSdpa(Mechanism):
         if not given.get("is_causal", Known(False)).equals(Known(False)):
             raise Untranslatable("attention that is causal twice")
         return _attention(given, mask.expr if isinstance(mask, KeyBias) else None)
+
+
+def _is_causal(given: dict[str, Value], args: Args, frame: Frame) -> bool:
+    told = given.get("is_causal", NONE).equals(Known(True))
+    return told and frame.translator.specialised and not args.stars
 
 
 def is_of_several(causal: Value, frame: Frame) -> bool:
