@@ -53,7 +53,10 @@ FORMS: dict[str, Any] = {
 """What names of packages that are missing compute, in inference."""
 WHOLE = ("einops",)
 """Packages whose every use is in `FORMS`: code that asks whether they are there is told so."""
-_INSTALLED_AS = {"fla": "flash-linear-attention"}
+_INSTALLED_AS = dict(
+    fla="flash-linear-attention", olmo="ai2-olmo", cv2="opencv-python", PIL="pillow",
+    sklearn="scikit-learn", skimage="scikit-image", bs4="beautifulsoup4", yaml="pyyaml",
+)  # fmt: skip
 """What is installed for a package, where another name would get something else."""
 _FOLDERS = {
     *("lib", "libs", "utils", "util", "model", "models", "modules", "layers", "ops", "kernels"),
