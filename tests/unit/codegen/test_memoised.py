@@ -41,12 +41,24 @@ ONE_BY_ONE = """
             self.sin[(length, dtype)] = (torch.ones(length)[:, None] * self.inner.weight[2]).sin()
         return self.cos[length], self.sin[length, dtype]
 """
+RETURNED = """
+        if dtype is not None and (length, dtype) in self.cos:
+            return self.cos[length, dtype]
+        angles = torch.ones(length)[:, None] * self.inner.weight[0]
+        both = angles.cos(), angles.sin()
+        if dtype is not None:
+            self.cos[length, dtype] = both
+        return both
+"""
+FOUND = RETURNED.replace(
+    "(length, dtype) in self.cos:", "self.cos.get((length, dtype)) is not None:"
+)
 OTHER_KEY = BOTH.replace("self.sin[length]\n", "self.sin[length + 0]\n")
 COUNTED = BOTH.replace("return self.cos[length]", "return len(self.cos) * self.cos[length]")
 CONFIG = {"size": 5}
 
 
-@pytest.mark.parametrize("body", [BOTH, ONE_BY_ONE])
+@pytest.mark.parametrize("body", [BOTH, ONE_BY_ONE, RETURNED, FOUND])
 def test_each_call_makes_it(body: str, translate: Translate) -> None:
     text = TOY.replace("BODY", body.strip("\n"))
     state, _, _ = translate(text, CONFIG, specialised=True)

@@ -12,45 +12,61 @@ from onboard.analysis.source import class_node
 from onboard.codegen.translate.language.trees.syntax import name
 
 Found = tuple[type, ast.FunctionDef]
+Entry = tuple[str, str]
 
 
 def without_memory(found: Found | None) -> Found | None:
-    """Return a method of a class whose branches on a key that is not in a dict are always taken, where
-    nothing else of the class knows the dict, which is empty at first.
+    """Return a method of a class that makes anew what it would find in a dict under a key, where nothing
+    else of the class knows the dict, which is empty at first.
     """
     if found is None:
         return None
     owner, method = found
-    kept = [(test, key) for item in ast.walk(method) for test, key in _asked(item)]
+    kept = [each for item in ast.walk(method) for each in (*_fills(item), *_returns(item))]
     if not kept or not all(_is_own(attr, key, owner, method) for attr, key in kept):
         return found
     node = _Anew(dict(kept)).visit(deepcopy(method))
     return owner, ast.fix_missing_locations(node)
 
 
-def _asked(node: ast.AST) -> Sequence[tuple[str, str]]:
-    """Return the attributes, and the key, of a branch without another side on `key not in self.attr`,
-    or one of several such.
+def _fills(node: ast.AST) -> Sequence[Entry]:
+    """Return the entries that a branch makes where none of several is there: `if key not in self.attr`,
+    or one of several such with one key.
     """
     if not isinstance(node, ast.If) or node.orelse:
         return ()
-    tests = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
-    if isinstance(node.test, ast.BoolOp) and not isinstance(node.test.op, ast.Or):
-        return ()
-    found = [_lacking(test) for test in tests]
+    tests = [node.test]
+    if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.Or):
+        tests = node.test.values
+    found = [_asked(test, there=False) for test in tests]
     known = [each for each in found if each is not None]
     return known if len(known) == len(found) and len({key for _, key in known}) == 1 else ()
 
 
-def _lacking(test: ast.expr) -> tuple[str, str] | None:
-    """Return the attribute and the key of `key not in self.attr`, or `self.attr.get(key) is None`."""
+def _returns(node: ast.AST) -> Sequence[Entry]:
+    """Return the entry that a branch does nothing but return where it is there: `if key in self.attr`,
+    perhaps where something else holds, too.
+    """
+    match node:
+        case ast.If(test=test, body=[ast.Return(value=ast.Subscript() as entry)], orelse=[]):
+            both = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+            tests = test.values if isinstance(test, ast.BoolOp) and both else [test]
+            found = (_asked(each, there=True) for each in tests)
+            return [each for each in found if each is not None and _is_use(entry, *each)]
+    return ()
+
+
+def _asked(test: ast.expr, there: bool) -> Entry | None:
+    """Return the attribute and the key of `key in self.attr` or `self.attr.get(key) is not None`; of
+    the contrary, where an entry is asked for that is not `there`.
+    """
     match test:
         case ast.Compare(
             left=key,
-            ops=[ast.NotIn()],
+            ops=[ast.In() | ast.NotIn() as operator],
             comparators=[ast.Attribute(value=ast.Name(id="self"), attr=attr)],
         ):
-            return attr, ast.unparse(key)
+            return (attr, ast.unparse(key)) if isinstance(operator, ast.In) == there else None
         case ast.Compare(
             left=ast.Call(
                 func=ast.Attribute(
@@ -58,10 +74,10 @@ def _lacking(test: ast.expr) -> tuple[str, str] | None:
                 ),
                 args=[key],
             ),
-            ops=[ast.Is()],
+            ops=[ast.Is() | ast.IsNot() as operator],
             comparators=[ast.Constant(value=None)],
         ):
-            return attr, ast.unparse(key)
+            return (attr, ast.unparse(key)) if isinstance(operator, ast.IsNot) == there else None
     return None
 
 
@@ -92,20 +108,21 @@ def _is_use(node: ast.AST, attr: str, key: str) -> bool:
     """Whether an entry of the dict is asked for, given or taken, under the key."""
     if isinstance(node, ast.Subscript):
         return _is_attribute(node.value, attr) and ast.unparse(node.slice) == key
-    return isinstance(node, ast.Compare) and _lacking(node) == (attr, key)
+    compared = isinstance(node, ast.Compare)
+    return compared and (attr, key) in (_asked(node, there=False), _asked(node, there=True))
 
 
 class _Anew(ast.NodeTransformer):
-    """Takes branches always, and has a variable in the place of each entry."""
+    """Makes entries always, each in a variable in its place."""
 
     def __init__(self, kept: dict[str, str]) -> None:
         self.kept = kept
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        """Take it."""
-        taken = bool(_asked(node))
+        """Take the branch that makes an entry, never the one that returns it."""
+        taken, left = bool(_fills(node)), bool(_returns(node))
         self.generic_visit(node)
-        return node.body if taken else node
+        return ast.Pass() if left else node.body if taken else node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         """Write the variable."""
