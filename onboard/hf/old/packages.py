@@ -54,7 +54,7 @@ FORMS: dict[str, Any] = {
 WHOLE = ("einops",)
 """Packages whose every use is in `FORMS`: code that asks whether they are there is told so."""
 _INSTALLED_AS = dict(
-    fla="flash-linear-attention", olmo="ai2-olmo", cv2="opencv-python", PIL="pillow",
+    fla="flash-linear-attention", cv2="opencv-python", PIL="pillow",
     sklearn="scikit-learn", skimage="scikit-image", bs4="beautifulsoup4", yaml="pyyaml",
 )  # fmt: skip
 """What is installed for a package, where another name would get something else."""

@@ -243,10 +243,10 @@ def test_what_has_no_form_names_all_packages_that_are_missing(
         unknown(1)
     assert refused.value.hint is not None
     assert "flash-linear-attention" in refused.value.hint
-    packages.stand_in("olmo.config")
+    packages.stand_in("skimage.io")
     with pytest.raises(OnboardError) as refused:
         unknown(1)
-    assert str(refused.value.hint).endswith(" ai2-olmo")  # its name where packages are
+    assert str(refused.value.hint).endswith(" scikit-image")  # its name where packages are
     assert absent.selective_scan_fn is recurrent.selective_scan_fn
 
 

@@ -45,7 +45,8 @@ class Frame:
     caller: ClassState | None = None
     """The class from whose code a helper function is called: it may be handed a method of it."""
     outer: list[list[ast.stmt]] = field(default_factory=list)
-    """What is left of the bodies around the branch that is evaluated."""
+    """What is left of the bodies around the branch that is evaluated; `behind` comes next there."""
+    behind: Sequence[ast.stmt] = ()
     remembers: bool = False
     """The evaluated statements are those of a first call, which leaves tables for later ones."""
     branches: int = 0

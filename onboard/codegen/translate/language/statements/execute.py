@@ -57,6 +57,7 @@ def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
             raise Untranslatable(
                 f"{type(statement).__name__} at {frame.source.location(statement)}"
             )
+        frame.behind = statements[index + 1 :]
         try:
             ending = handler(statement, frame)
         except Differing as error:
@@ -210,7 +211,7 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     if frame.translator.specialised and (chosen := _specialised(node, test, frame)) is not None:
         ending = execute(node.body if chosen else node.orelse, frame)
         return None if ending == GOES_ON else ending
-    sides = []
+    sides, behind = [], frame.behind
     for body, outcome in ((node.body, True), (node.orelse, False)):
         with narrowed(test, outcome, frame):
             sides.append(_side(body, frame))
@@ -245,7 +246,7 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
         return None
     note_conditional(body_env, else_env, frame)
     joined = joined_env((body, body_env), (orelse, else_env), test, frame)
-    if (same := of_either_side(body, orelse, joined)) is not None:
+    if (same := of_either_side((body, orelse), behind, frame.env, joined)) is not None:
         frame.out.extend(same)
     else:
         frame.emit(syntax.if_statement(test.code(), body, orelse), node)

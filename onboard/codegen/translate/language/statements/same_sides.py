@@ -13,13 +13,17 @@ from onboard.codegen.translate.language.values import Unread
 
 
 def of_either_side(
-    body: list[ast.stmt], orelse: list[ast.stmt], joined: Env
+    sides: tuple[list[ast.stmt], list[ast.stmt]],
+    behind: Sequence[ast.stmt],
+    before: Env,
+    joined: Env,
 ) -> list[ast.stmt] | None:
     """Return statements that stand for both sides; None where they are not the same.
 
-    Variables that one side alone assigns to are not read behind them, which `joined`, what is known
-    there, has then.
+    Variables that one side alone assigns to are new ones, or statements `behind` assign to them
+    first; nothing reads them, which `joined`, what is known there, has then.
     """
+    body, orelse = sides
     if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
         return body  # what differed (masks, caches) is not there
     one, other = (_values(side) for side in (body, orelse))
@@ -28,11 +32,22 @@ def of_either_side(
     if any(ast.dump(one[key]) != ast.dump(other[key]) for key in both):
         return None
     alone = one.keys() ^ other.keys()
+    if not all(_is_made_anew(key, behind, key in before.values) for key in alone):
+        return None
     if any(_reads(value, alone) for key, value in joined.values.items() if key not in alone):
         return None
     for key in alone:
         joined.values[key] = Unread(f"{key}, which one side of a condition leaves")
     return min(body, orelse, key=len)
+
+
+def _is_made_anew(key: str, behind: Sequence[ast.stmt], is_known: bool) -> bool:
+    """Whether the first statement with a variable assigns to it; one that is new may be in none."""
+    for statement in behind:
+        names = [x for x in ast.walk(statement) if isinstance(x, ast.Name) and x.id == key]
+        if names:
+            return isinstance(statement, ast.Assign) and statement.targets == names
+    return not is_known
 
 
 def _values(statements: Sequence[ast.stmt]) -> dict[str, ast.expr] | None:

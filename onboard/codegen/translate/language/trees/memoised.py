@@ -108,8 +108,9 @@ def _is_use(node: ast.AST, attr: str, key: str) -> bool:
     """Whether an entry of the dict is asked for, given or taken, under the key."""
     if isinstance(node, ast.Subscript):
         return _is_attribute(node.value, attr) and ast.unparse(node.slice) == key
-    compared = isinstance(node, ast.Compare)
-    return compared and (attr, key) in (_asked(node, there=False), _asked(node, there=True))
+    if not isinstance(node, ast.Compare):
+        return False
+    return (attr, key) in (_asked(node, there=False), _asked(node, there=True))
 
 
 class _Anew(ast.NodeTransformer):
