@@ -223,7 +223,7 @@ def test_attention_of_pytorchs_own_modules_is_written_out(
 ) -> None:
     config = {"size": 4, "layers": 2, "first": first}
     state, _, forward = translate(text, config, specialised=True)
-    assert "scaled_dot_product_attention" in forward
+    assert "torch_attention(" in forward
     assert "triu" not in forward
     head = "from torch.nn import functional as F\n"
     ours, theirs = _made(head + _written(state), config), _made(text, config)
