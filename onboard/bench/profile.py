@@ -71,11 +71,14 @@ class Profile:
         )
 
     def totals(self) -> list[tuple[str, int, float]]:
-        """Return each kernel's name, calls and microseconds, the longest first."""
-        calls, times = Counter[str](), Counter[str]()
+        """Return each kernel's name, calls and the microseconds that it adds to the step, the longest
+        first: from when those before it are done, which it may overlap, so that all add up to `busy`.
+        """
+        calls, times, done = Counter[str](), Counter[str](), 0.0
         for event in self.events:
             calls[event.name] += 1
-            times[event.name] += event.duration  # type: ignore[assignment]
+            times[event.name] += max(0.0, event.end - max(event.start, done))  # type: ignore[assignment]
+            done = max(done, event.end)
         return [(name, calls[name], float(time)) for name, time in times.most_common()]
 
     def as_dict(self) -> dict[str, Any]:

@@ -180,3 +180,33 @@ def test_a_token_s_mixture_is_that_of_plain_torch(form: dict[str, Any], top: int
         wide = {key: None if value is None else value.float() for key, value in biases.items()}
         expected = reference(x.float(), chosen, routing.float(), *weights, **form, **wide)
         assert relative_error(actual, expected) < 1e-2
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("top", [1, 3, 8])
+def test_a_token_s_mixture_of_bytes_is_that_of_plain_torch(
+    top: int, blocks: bool, gated: bool
+) -> None:
+    """Eight-bit floats with scales of rows or of blocks; blocks that two parts share have another kernel."""
+    seeded()
+    for inner in (256, 192):
+        experts, hidden, rows = 9, 384, inner * (2 if gated else 1)
+        stacks = (experts, rows, hidden), (experts, hidden, inner)
+        codes = [torch.randint(0, 120, shape, device="cuda", dtype=torch.uint8) for shape in stacks]
+        parts = (2 if gated else 1, 1)
+        scales = [
+            torch.rand(
+                (experts, part * -(-shape[1] // part // 128), -(-shape[2] // 128)) if blocks else shape[:2],
+                device="cuda",
+            ) * 1e-2
+            for shape, part in zip(stacks, parts, strict=True)
+        ]  # fmt: skip
+        x = torch.randn(1, hidden, device="cuda").bfloat16()
+        chosen = torch.randperm(experts, device="cuda")[:top][None]
+        routing = torch.rand(1, top, device="cuda")
+        name = "finegrained_fp8" if blocks else "fp8"
+        weights = (*(each.view(torch.float8_e4m3fn) for each in codes), *scales, gated, "silu")
+        actual = getattr(ops, f"triton_{name}_moe")(x, chosen, routing, *weights)
+        expected = getattr(ops, f"torch_{name}_moe")(x.float(), chosen, routing, *weights)
+        assert relative_error(actual, expected) < 1e-2, inner

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from onboard.ops.experts import cuda_four_bit_moe
+from onboard.ops.experts import cuda_one_token_moe
 from onboard.ops.experts.four_bit_moe import torch_int4_moe
 from onboard.ops.experts.int8_moe import torch_int8_moe
 from onboard.ops.experts.moe import fake_moe
@@ -72,10 +72,25 @@ def _mixture(
     up = Weight(w3_w1_stacked_weight, w3_w1_stacked_bias, w3_w1_weight_scale, w3_w1_input_scale)
     down = Weight(w2_stacked_weight, w2_stacked_bias, w2_weight_scale, w2_input_scale)
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
+    if (
+        of_one := _of_one_token(x, selected_experts, routing_weights, up, down, activation)
+    ) is not None:
+        return of_one
     in_blocks = w2_weight_scale.dim() == 3
     tiles = eight_bit_tiles(selected_experts.numel(), len(w2_stacked_weight), x.dtype, in_blocks)
     how = "" if x.numel() == x.shape[-1] else quantize
     return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how)
+
+
+def _of_one_token(
+    x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight, activation: Activation
+) -> Tensor | None:  # fmt: skip
+    """Return the mixture where it is of one token, and kernels for that compute it."""
+    tokens = x.reshape(-1, x.shape[-1])
+    if not cuda_one_token_moe.takes(tokens, selected, routing, up, down, activation):
+        return None
+    token = last_contiguous(tokens)
+    return cuda_one_token_moe.mixture(token, selected, routing, up, down, activation).view(x.shape)
 
 
 def _launch(
@@ -147,10 +162,10 @@ def _four_bits(
         levels, group, w2_weight_zero, w2_weight_whole,
     )  # fmt: skip
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
-    tokens, chosen = x.reshape(-1, x.shape[-1]), (selected_experts, routing_weights)
-    if cuda_four_bit_moe.takes(tokens, *chosen, up, down, activation):
-        token = last_contiguous(tokens)
-        return cuda_four_bit_moe.mixture(token, *chosen, up, down, activation).view(x.shape)
+    if (
+        of_one := _of_one_token(x, selected_experts, routing_weights, up, down, activation)
+    ) is not None:
+        return of_one
     tiles = four_bit_tiles(selected_experts.numel(), len(w2_stacked_weight))
     return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, "")
 

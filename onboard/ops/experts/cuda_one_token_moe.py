@@ -1,13 +1,15 @@
-"""One token's mixture of experts with four-bit weights on Hopper GPUs: two kernels, the second of
-which adds up what the experts bring.
+"""One token's mixture of experts with weights of four bits or eight on Hopper GPUs: two kernels, the
+second of which adds up what the experts bring.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onboard.ops.experts.triton_moe import Activation, Weight
 from onboard.ops.few_tokens.cuda_few_tokens import (
+    BYTES,
     Around,
     Experts,
     Tiles,
@@ -17,6 +19,7 @@ from onboard.ops.few_tokens.cuda_few_tokens import (
     suits_weight,
 )
 from onboard.ops.four_bits.four_bits import RUN, Words
+from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.ops.triton.launch import power_of_two
 
 MOST_CHOICES = 16
@@ -30,12 +33,15 @@ def takes(
     x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight, activation: Activation
 ) -> bool:  # fmt: skip
     """Whether the kernels compute the mixture of tokens x [tokens, hidden]."""
-    inner = up.values.shape[1] // (2 if activation.gated else 1)
+    roles = _roles(activation)
+    inner = up.values.shape[1] // roles
     return (
         len(x) == 1
         and selected.numel() <= MOST_CHOICES
         and power_of_two(selected.numel()) * inner <= _MOST_INPUTS
         and suits_routing(routing)
+        and _has_words(up, 1 if activation.order == "interleaved" else roles)
+        and _has_words(down, 1)
         and suits(x, _words(up))
         and suits_weight(x.device, x.dtype, inner, _words(down))
     )
@@ -55,9 +61,36 @@ def mixture(
     return product(middle, _words(down), Around(), _SUMMED, routed)
 
 
+def _roles(activation: Activation) -> int:
+    return 2 if activation.gated else 1
+
+
+def _has_words(weight: Weight, parts: int) -> bool:
+    """Whether codes are words, or bytes of floats: of these each of the parts, one behind the other,
+    has whole blocks, if blocks share a scale.
+    """
+    if weight.levels is not None:
+        return weight.levels != "int8"
+    of_rows = weight.scale is not None and weight.scale.dim() == 2
+    return weight.values.dtype == torch.float8_e4m3fn and (
+        of_rows or weight.values.shape[1] % (parts * BLOCK) == 0
+    )
+
+
 def _words(weight: Weight) -> Words:
-    assert weight.scale is not None, "words have scales"
-    assert weight.levels is not None, "words have levels"
+    values, scale = weight.values, weight.scale
+    assert scale is not None, "codes have scales"
+    if weight.levels is not None:
+        return Words(
+            values, scale, weight.zero, weight.whole, weight.bias, weight.levels, weight.group
+        )
+    group = values.shape[-1] if scale.dim() == 2 else BLOCK
     return Words(
-        weight.values, weight.scale, weight.zero, weight.whole, weight.bias, weight.levels, weight.group
-    )  # fmt: skip
+        values,
+        scale if scale.dim() == 3 else scale[..., None],
+        None,
+        None,
+        weight.bias,
+        BYTES,
+        group,
+    )
