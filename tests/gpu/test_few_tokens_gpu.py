@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onboard.ops.experts import cuda_few_tokens_moe as moe
+from onboard.ops.experts.triton_moe import Activation, Weight
 from onboard.ops.few_tokens import cuda_few_tokens as few
 from onboard.ops.four_bits.four_bits import Words, pack, unpacked
 from onboard.ops.linear import triton_fp8_linear as fp8
@@ -151,9 +153,16 @@ MIXTURES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("top", [1, 3, 8])
+def _chosen(tokens: int, top: int, experts: int) -> Tensor:
+    return torch.rand(tokens, experts, device="cuda").topk(top).indices
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top"), [(1, 1), (1, 3), (1, 8), (2, 1), (9, 3), (33, 1), (35, 3), (12, 9)]
+)
 @pytest.mark.parametrize("form", MIXTURES)
-def test_a_token_s_mixture_is_that_of_plain_torch(form: dict[str, Any], top: int) -> None:
+def test_a_mixture_is_that_of_plain_torch(form: dict[str, Any], tokens: int, top: int) -> None:
+    """Of one token, and of some: with experts that have no pair, one, or more than a block's."""
     seeded()
     form = {"act_fn": "silu", "is_gated_mlp": True, **form}
     levels, group = form.pop("levels"), form["group"]
@@ -162,14 +171,16 @@ def test_a_token_s_mixture_is_that_of_plain_torch(form: dict[str, Any], top: int
     dtype = torch.uint8 if levels == "e2m1" else torch.bfloat16
     up = _words(levels, group, (experts, rows, hidden), dtype, bias=True)
     down = _words(levels, group, (experts, hidden, inner), dtype, bias=True)
-    x = torch.randn(1, hidden, device="cuda").bfloat16()
-    chosen = torch.randperm(experts, device="cuda")[:top][None]
+    x = torch.randn(tokens, hidden, device="cuda").bfloat16()
+    chosen = _chosen(tokens, top, experts)
     if top > 1:
         chosen[0, 0] = -1  # an expert of another rank
+    if tokens > 30:
+        chosen[:20, -1] = 4
     form["act_fn"] = "gelu_pytorch_tanh" if form["act_fn"] == "gelu_tanh" else form["act_fn"]
     for routing in (
-        torch.rand(1, top, device="cuda"),
-        torch.rand(1, top, device="cuda").bfloat16(),
+        torch.rand(tokens, top, device="cuda"),
+        torch.rand(tokens, top, device="cuda").bfloat16(),
     ):
         weights = (up.values, down.values, up.scale, down.scale, None, None, None, None)
         biases = {"w3_w1_stacked_bias": up.bias, "w2_stacked_bias": down.bias}
@@ -184,9 +195,9 @@ def test_a_token_s_mixture_is_that_of_plain_torch(form: dict[str, Any], top: int
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("blocks", [False, True])
-@pytest.mark.parametrize("top", [1, 3, 8])
-def test_a_token_s_mixture_of_bytes_is_that_of_plain_torch(
-    top: int, blocks: bool, gated: bool
+@pytest.mark.parametrize(("tokens", "top"), [(1, 1), (1, 3), (1, 8), (5, 3), (33, 2)])
+def test_a_mixture_of_bytes_is_that_of_plain_torch(
+    tokens: int, top: int, blocks: bool, gated: bool
 ) -> None:
     """Eight-bit floats with scales of rows or of blocks; blocks that two parts share have another kernel."""
     seeded()
@@ -202,11 +213,36 @@ def test_a_token_s_mixture_of_bytes_is_that_of_plain_torch(
             ) * 1e-2
             for shape, part in zip(stacks, parts, strict=True)
         ]  # fmt: skip
-        x = torch.randn(1, hidden, device="cuda").bfloat16()
-        chosen = torch.randperm(experts, device="cuda")[:top][None]
-        routing = torch.rand(1, top, device="cuda")
+        x = torch.randn(tokens, hidden, device="cuda").bfloat16()
+        chosen = _chosen(tokens, top, experts)
+        routing = torch.rand(tokens, top, device="cuda")
         name = "finegrained_fp8" if blocks else "fp8"
         weights = (*(each.view(torch.float8_e4m3fn) for each in codes), *scales, gated, "silu")
         actual = getattr(ops, f"triton_{name}_moe")(x, chosen, routing, *weights)
         expected = getattr(ops, f"torch_{name}_moe")(x.float(), chosen, routing, *weights)
         assert relative_error(actual, expected) < 1e-2, inner
+
+
+@pytest.mark.parametrize("inputs", [2880, 8192])
+def test_programs_that_share_a_block_s_inputs_find_its_experts(inputs: int) -> None:
+    """Large inputs are divided; programs begin in the middle of a block, and go on to the next."""
+    seeded()
+    tokens, experts, top, inner = 64, 24, 4, 520
+    up = _words("int4", 128, (experts, 2 * inner, inputs), torch.bfloat16, zeros=True)
+    down = _words("int4", 128, (experts, inputs, inner), torch.bfloat16)
+    x = torch.randn(tokens, inputs, device="cuda").bfloat16()
+    chosen, routing = _chosen(tokens, top, experts), torch.rand(tokens, top, device="cuda")
+    weights = (up.values, down.values, up.scale, down.scale, up.zero, None, None, None)
+    assert moe.takes(x, chosen, routing, _weight(up), _weight(down), SILU)
+    actual = ops.triton_int4_moe(x, chosen, routing, *weights)
+    expected = ops.torch_int4_moe(x.float(), chosen, routing, *weights)
+    assert relative_error(actual, expected) < 1e-2
+
+
+SILU = Activation(True, "silu", None, None, 0.0)
+
+
+def _weight(words: Words) -> Weight:
+    return Weight(
+        words.values, words.bias, words.scale, None, words.levels, words.group, words.zero
+    )

@@ -243,10 +243,23 @@ def mixture(
     middle, parts = x.new_empty(tokens * top, inner), x.new_empty(tokens * top, hidden)
     _up(middle, Inputs.of(x, quantize, up), up, inner, activation, routed, top, tiles)
     _down(parts, Inputs.of(middle, quantize, down), down, routing, routed, tiles)
-    out = x.new_empty(tokens, hidden)
+    return combined(parts, selected, experts)
+
+
+def combined(parts: Tensor, selected: Tensor, experts: int) -> Tensor:
+    """Return the sum [tokens, hidden] of what the experts that are here bring, parts [pairs, hidden]."""
+    (tokens, top), hidden = selected.shape, parts.shape[1]
+    out = parts.new_empty(tokens, hidden)
     block = min(COMBINE_BLOCK, power_of_two(hidden))
     combine_experts_kernel[(tokens, triton.cdiv(hidden, block))](
-        out, parts, selected, TOP=top, N=hidden, EXPERTS=experts, BLOCK=block, **overlaps(x.device)
+        out,
+        parts,
+        selected,
+        TOP=top,
+        N=hidden,
+        EXPERTS=experts,
+        BLOCK=block,
+        **overlaps(out.device),
     )
     return out
 

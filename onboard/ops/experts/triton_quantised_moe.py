@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from onboard.ops.experts import cuda_one_token_moe
+from onboard.ops.experts import cuda_few_tokens_moe
 from onboard.ops.experts.four_bit_moe import torch_int4_moe
 from onboard.ops.experts.int8_moe import torch_int8_moe
 from onboard.ops.experts.moe import fake_moe
@@ -73,24 +73,25 @@ def _mixture(
     down = Weight(w2_stacked_weight, w2_stacked_bias, w2_weight_scale, w2_input_scale)
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
     if (
-        of_one := _of_one_token(x, selected_experts, routing_weights, up, down, activation)
+        few := _of_few_tokens(x, selected_experts, routing_weights, up, down, activation)
     ) is not None:
-        return of_one
+        return few
     in_blocks = w2_weight_scale.dim() == 3
     tiles = eight_bit_tiles(selected_experts.numel(), len(w2_stacked_weight), x.dtype, in_blocks)
     how = "" if x.numel() == x.shape[-1] else quantize
     return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how)
 
 
-def _of_one_token(
+def _of_few_tokens(
     x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight, activation: Activation
 ) -> Tensor | None:  # fmt: skip
-    """Return the mixture where it is of one token, and kernels for that compute it."""
-    tokens = x.reshape(-1, x.shape[-1])
-    if not cuda_one_token_moe.takes(tokens, selected, routing, up, down, activation):
+    """Return the mixture where tokens are few, and kernels for that compute it."""
+    tokens = last_contiguous(x.reshape(-1, x.shape[-1]))
+    if not cuda_few_tokens_moe.takes(tokens, selected, routing, up, down, activation):
         return None
-    token = last_contiguous(tokens)
-    return cuda_one_token_moe.mixture(token, selected, routing, up, down, activation).view(x.shape)
+    return cuda_few_tokens_moe.mixture(tokens, selected, routing, up, down, activation).view(
+        x.shape
+    )
 
 
 def _launch(
@@ -163,9 +164,9 @@ def _four_bits(
     )  # fmt: skip
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
     if (
-        of_one := _of_one_token(x, selected_experts, routing_weights, up, down, activation)
+        few := _of_few_tokens(x, selected_experts, routing_weights, up, down, activation)
     ) is not None:
-        return of_one
+        return few
     tiles = four_bit_tiles(selected_experts.numel(), len(w2_stacked_weight))
     return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, "")
 

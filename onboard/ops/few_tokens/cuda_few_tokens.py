@@ -59,6 +59,21 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Pairs of tokens and of `count` experts, sorted by expert and cut into blocks: `table` [blocks, 3]
+    has a block's expert, its first place, and the end of its expert's; `order` [pairs] which pair has a
+    place. Both are int32. With `top` experts a token, rows of inputs are tokens' and those of outputs are
+    places'; with `routing` weights [pairs] rows of inputs are places', and those of outputs are pairs'.
+    """
+
+    table: Tensor
+    order: Tensor
+    count: int
+    top: int = 0
+    routing: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Around:
     """What is done before a product and behind it."""
 
@@ -78,9 +93,12 @@ class _Arguments(ctypes.Structure):
 
     _pointers = (
         *("out", "x", "weight", "scale", "zero", "whole"),
-        *("bias", "residual", "norm", "chosen", "routing"),
+        *("bias", "residual", "norm", "chosen", "routing", "table", "order"),
     )
-    _sizes = ("tokens", "outputs", "inputs", "groups", "tiles", "pairs", "experts", "four")
+    _sizes = (
+        *("tokens", "outputs", "inputs", "groups", "tiles", "pairs", "experts"),
+        *("blocks", "top", "four", "sixty_four"),
+    )
     _numbers = ("eps", "limit", "alpha", "offset")
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _pointers),
@@ -141,22 +159,25 @@ def suits_routing(routing: Tensor) -> bool:
     return routing.dtype in _ROUTING
 
 
-def tiles_for(tokens: int, rows: int, inputs: int, levels: str, many: int) -> Tiles:
+def tiles_for(tokens: int, rows: int, inputs: int, words: Words, many: int) -> Tiles:
     """Return the tiles for `rows` of a weight on so many processors; measured over the layers of a dense
     model of 8 billion parameters, and those of gpt-oss-20b.
     """
-    if tokens == 1 and levels == "e2m1":
+    run = run_of(words.levels)
+    if tokens == 1 and words.levels == "e2m1":
         return Tiles(batch=2, resident=3)
     low, high = Tiles(8, 2, resident=1), Tiles(4, 4, resident=1)
     if tokens == 1:
-        return low if rows * inputs * 64 // run_of(levels) >= _LARGE else Tiles()
+        return low if rows * inputs * 64 // run >= _LARGE else Tiles()
+    if words.group < run:  # all scales of a run are in registers
+        low, high = replace(low, batch=2), replace(high, batch=2)
     cluster = 1 if inputs <= _MOST_INPUTS else 2 if inputs <= 2 * _MOST_INPUTS else 4
-    if cluster > 1 or _turns(rows, high, many) <= _turns(rows, low, many):
+    if cluster > 1 or turns(rows, high, many) <= turns(rows, low, many):
         return replace(high, cluster=cluster)
     return low
 
 
-def _turns(rows: int, tiles: Tiles, many: int) -> int:
+def turns(rows: int, tiles: Tiles, many: int) -> int:
     """Return how many rows a processor has, one tile after the other."""
     height = 16 * tiles.height
     return -(-rows // (height * many)) * height
@@ -176,25 +197,44 @@ def product(
     others, slots = (1, power_of_two(pairs)) if summed else (pairs, 1)
     tokens = len(x) if experts is None else 1
     tiles = tiles or tiles_for(
-        tokens, outputs * roles * others, x.shape[1], words.levels, processors(x.device)
+        tokens, outputs * roles * others, x.shape[1], words, processors(x.device)
     )
     tiles = replace(tiles, parts=max(tiles.parts, slots))
-    form = _form(x.shape[1], tokens, words, around, tiles, slots, experts)
+    columns = 1 if tokens == 1 else MOST_TOKENS
+    form = _form(x.shape[1], columns, words, around, tiles, slots, experts)
     count = -(-outputs // (16 * tiles.height // roles))
     programs = -(-count // -(-count * others // _clusters(form, x.device, tiles.cluster)))
     out = x.new_empty(tokens * others, outputs)
-    arguments = _arguments(out, x, words, around, experts, (tokens, outputs, count, pairs))
+    arguments = _arguments(out, x, words, around, experts, (tokens, count, pairs))
     _kernel(form, x.device).launch((programs * tiles.cluster, others), arguments, tiles.cluster)
     return out
 
 
+def product_of_blocks(
+    x: Tensor, words: Words, around: Around, blocks: Blocks, columns: int, tiles: Tiles
+) -> Tensor:  # fmt: skip
+    """Return products of blocks of at most `columns` (8 or 16) pairs with their experts [pairs, outputs];
+    rows of x [rows, inputs] are what `Blocks` says.
+    """
+    outputs = words.values.shape[-2] // (2 if around.gated else 1)
+    form = _form(x.shape[1], columns, words, around, tiles, 1, blocks)
+    count = -(-outputs // (16 * tiles.height // (2 if around.gated else 1)))
+    programs = _clusters(form, x.device, tiles.cluster)
+    pairs = len(blocks.order)
+    out = x.new_empty(pairs, outputs)
+    arguments = _arguments(out, x, words, around, blocks, (pairs, count, pairs))
+    _kernel(form, x.device).launch((programs * tiles.cluster, 1), arguments, tiles.cluster)
+    return out
+
+
 def _form(
-    inputs: int, tokens: int, words: Words, around: Around, tiles: Tiles, slots: int, experts: Experts | None
+    inputs: int, columns: int, words: Words, around: Around, tiles: Tiles, slots: int,
+    experts: Experts | Blocks | None,
 ) -> _Form:  # fmt: skip
-    columns = 1 if tokens == 1 else MOST_TOKENS
     run = run_of(words.levels)
     groups = 1 if words.group >= run else run // words.group
     routing = experts.routing if experts else None
+    routed = 0 if not isinstance(experts, Blocks) else 1 if routing is None else 2
     integers = words.levels not in ("e2m1", BYTES)
     each = -(-inputs // (run * (tiles.parts // slots) * tiles.cluster))
     scaled_rows = BLOCK if words.levels == BYTES and words.group < inputs else 1
@@ -202,9 +242,10 @@ def _form(
     macros = {
         "PARTS": tiles.parts, "HEIGHT": tiles.height, "CLUSTER": tiles.cluster, "BATCH": tiles.batch,
         "RESIDENT": tiles.resident, "BITS": 512 // run,
-        "SCALED_ROWS": scaled_rows, "TOKENS": columns, "INTEGERS": integers, "GROUP": words.group, "GROUPS": groups,
+        "SCALED_ROWS": scaled_rows, "TOKENS": columns, "ROUTED": routed,
+        "INTEGERS": integers, "GROUP": words.group, "GROUPS": groups,
         "EVEN": in_pairs and words.scale.shape[-1] % 2 == 0,
-        "SCALE_TYPE": _SCALES[words.scale.dtype], "SLOTS": slots, "SUMMED": routing is not None,
+        "SCALE_TYPE": _SCALES[words.scale.dtype], "SLOTS": slots, "SUMMED": routing is not None and not routed,
         "ROUTING_TYPE": 0 if routing is None else _ROUTING[routing.dtype],
         "EARLY": experts is None or routing is not None, "GATED": around.gated, "ORDER": _ORDERS[around.order],
         "ACTIVATION": _ACTIVATIONS[KERNEL_ACTIVATIONS.get(around.activation, "silu")] if around.activation else 0,
@@ -214,9 +255,10 @@ def _form(
     }  # fmt: skip
     runs = tiles.parts * each
     planes = run // 32  # of a word's half
-    kept = planes * (512 if columns > 1 else 64 if groups == 1 else 128)
-    of_inputs = runs * groups * columns if integers else 0
-    of_rows = 2 * tiles.parts * columns * 16 * tiles.height
+    kept = planes * (64 * columns if columns > 1 else 64 if groups == 1 else 128)
+    of_inputs = (runs + 1) * groups * columns if integers else 0
+    own_rows = columns > 1 and tiles.parts == tiles.cluster == 1  # nothing is added up
+    of_rows = 0 if own_rows else 2 * tiles.parts * columns * 16 * tiles.height
     of_norm = columns * (tiles.parts * tiles.height + 1) if around.norm is not None else 0
     return _Form(
         tuple((name, int(value)) for name, value in macros.items()),
@@ -243,15 +285,19 @@ def _clusters(form: _Form, device: torch.device, cluster: int) -> int:
 
 
 def _arguments(
-    out: Tensor, x: Tensor, words: Words, around: Around, experts: Experts | None, sizes: tuple[int, int, int, int]
+    out: Tensor, x: Tensor, words: Words, around: Around, experts: Experts | Blocks | None,
+    sizes: tuple[int, int, int],
 ) -> _Arguments:  # fmt: skip
-    tokens, outputs, tiles, pairs = sizes
+    tokens, tiles, pairs = sizes
+    blocks = experts if isinstance(experts, Blocks) else None
     tensors = (
         out, x, words.values, words.scale, words.zero, words.whole, words.bias, around.residual, around.norm,
-        experts.chosen if experts else None, experts.routing if experts else None,
+        experts.chosen if isinstance(experts, Experts) else None, experts.routing if experts else None,
+        blocks.table if blocks else None, blocks.order if blocks else None,
     )  # fmt: skip
     return _Arguments(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
-        tokens, outputs, x.shape[1], words.scale.shape[-1], tiles, pairs, experts.count if experts else 0, 4,
+        tokens, out.shape[1], x.shape[1], words.scale.shape[-1], tiles, pairs, experts.count if experts else 0,
+        len(blocks.table) if blocks else 0, blocks.top if blocks else 0, 4, 64,
         around.eps, around.limit or 0.0, around.alpha or 0.0, around.offset,
     )  # fmt: skip

@@ -14,24 +14,31 @@
 // PARTS warps of a program, times CLUSTER programs, share a row's inputs; HEIGHT warps have sixteen rows each.
 // A program goes from tile to tile of rows; BATCH runs of words are on their way while as many are computed.
 //
-// Macros beside these: BITS, TOKENS (1 or 8), INTEGERS, GROUP and GROUPS (inputs that share a scale; groups of a
+// Of a mixture over several tokens (ROUTED), pairs of a token and an expert are sorted by expert and cut into blocks of
+// TOKENS (`sort_kernels.py`); a program has neighbouring tiles of all blocks' rows, and prepares a block's inputs when
+// it comes to it. The first product (ROUTED 1) reads tokens and writes the sorted rows, the second (2) reads those and
+// writes pairs, weighed.
+//
+// Macros beside these: BITS, TOKENS (1, 8 or 16), ROUTED, INTEGERS, GROUP and GROUPS (inputs that share a scale; groups of a
 // run), SCALED_ROWS (that share scales),
 // SCALE_TYPE, ROUTING_TYPE, SLOTS (experts whose outputs are added up, or 1), SUMMED, GATED, ORDER, ACTIVATION, EARLY, RESIDENT,
 // and HAS_ZERO, HAS_WHOLE, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_LIMIT, HAS_ALPHA.
 constexpr int WARPS = PARTS * HEIGHT, THREADS = 32 * WARPS, EACH = PARTS / SLOTS;
 constexpr int ROWS = 16 * HEIGHT, ROLES = GATED ? 2 : 1, CHANNELS = ROWS / ROLES;
 constexpr bool MANY = TOKENS > 1;
+constexpr int EIGHTS = MANY ? TOKENS / 8 : 1;  // of tokens, which are a product's columns
 constexpr bool PAIRED = MANY && GROUPS > 1;  // operands of two neighbouring words, not of a word's halves
 constexpr int PLANES = 16 / BITS, ITEMS = RUN / 8;                        // of a word's half; eights of inputs of a run
-constexpr int PLANE = MANY ? 512 : GROUPS == 1 ? 64 : 128;                // bytes of a plane's inputs
+constexpr int PLANE = MANY ? 512 * EIGHTS : GROUPS == 1 ? 64 : 128;                // bytes of a plane's inputs
 constexpr int KEPT = PLANES * PLANE;                                      // bytes of a run's inputs
 constexpr int COLUMNS = 8 / GROUPS < BATCH ? 8 / GROUPS : BATCH;          // runs whose groups have columns at once
 constexpr int SETS = BATCH / COLUMNS;                                     // of such runs in a batch
-constexpr int SCALES = MANY ? (BATCH * GROUPS + 3) / 4 : SETS;            // of a row, that a lane has: one each, or two
+constexpr bool APIECE = MANY && !PAIRED;                                  // four lanes have a row's scales, one each
+constexpr int SCALES = APIECE ? (BATCH + 3) / 4 : PAIRED ? BATCH * GROUPS / 2 : SETS;  // that a lane has of a row, one or two
 
 template <typename T> struct OfGroups {  // what a lane has of the groups of its rows
-  T one[SCALES];  // of some tokens: of a run's groups in turn
-  Neighbours<T> two[SCALES];  // of one: of the groups of its columns
+  T one[SCALES];              // of runs in turn
+  Neighbours<T> two[SCALES];  // of some tokens: of all groups; of one: of those of its columns
 };
 
 struct Words {
@@ -52,8 +59,9 @@ struct Arguments {
   const u16 *bias, *residual, *norm;
   const i64* chosen;
   const routing_t* routing;
-  int tokens, outputs, inputs, groups, tiles, pairs, experts;
-  u32 four;
+  const int *table, *order;
+  int tokens, outputs, inputs, groups, tiles, pairs, experts, blocks, top;
+  Powers by;
   float eps, limit, alpha, offset;
 };
 
@@ -64,11 +72,12 @@ struct Program {
   int first, last, batches;    // a warp's: where they begin in the program's, how many there are
   char* kept;                  // inputs [slots][runs][KEPT], and a run of zeros
   float *sums, *parts;         // of groups' inputs [slots][runs][GROUPS][TOKENS]; of rows [2][PARTS][TOKENS][ROWS]
-  i64 expert;
+  i64 expert, ahead_expert;
   const uint4* words[2];
   i64 row[2];
-  int tile, ahead, ahead_batch, batch, buffer;
-  float y[MANY ? 4 : 2];
+  int tile, tiles_end, ahead, ahead_batch, batch, buffer;
+  int block, place, rows;      // of pairs; the first one's place; how many rows of inputs there are
+  float y[MANY ? 4 * EIGHTS : 2];
 
   __device__ Program(const Arguments& of, char* shared) : of(of), kept(shared) {
     lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -79,8 +88,9 @@ struct Program {
     begin = min(rank * EACH * each, all), runs = min(all - begin, EACH * each);
     first = part / SLOTS * each, last = max(0, min(each, runs - first)), batches = (each + BATCH - 1) / BATCH;
     sums = (float*)(kept + (SLOTS * EACH * each + 1) * KEPT);
-    parts = sums + (INTEGERS ? SLOTS * EACH * each * GROUPS * TOKENS : 0);
-    tile = ahead = blockIdx.x / CLUSTER, ahead_batch = batch = buffer = 0;
+    parts = sums + (INTEGERS ? (SLOTS * EACH * each + 1) * GROUPS * TOKENS : 0);
+    tile = ahead = blockIdx.x / CLUSTER, tiles_end = of.tiles, ahead_batch = batch = buffer = 0;
+    block = place = 0, rows = SUMMED ? of.pairs : of.tokens;
     for (float& v : y) v = 0.f;
   }
 
@@ -88,6 +98,26 @@ struct Program {
     if (!of.experts) return 0;
     const i64 expert = pair < of.pairs ? of.chosen[pair] : -1;
     return expert < of.experts ? expert : -1;
+  }
+
+  // All blocks' tiles are divided evenly. Blocks without pairs are the last ones.
+  __device__ __forceinline__ void take_tiles() {
+    int blocks = 0;
+    for (int i = threadIdx.x; i - (int)threadIdx.x < of.blocks; i += THREADS)
+      blocks += __syncthreads_count(i < of.blocks && of.table[3 * i + 1] < of.table[3 * i + 2]);
+    const i64 all = (i64)blocks * of.tiles;
+    const int mine = blockIdx.x / CLUSTER;
+    tile = ahead = all * mine / programs, tiles_end = all * (mine + 1) / programs;
+    block = tile / of.tiles;
+  }
+
+  __device__ __forceinline__ void take_block() {
+    const int* at = of.table + 3 * block;
+    expert = at[0], place = at[1], rows = min(at[2] - place, TOKENS);
+  }
+
+  __device__ __forceinline__ i64 input_row(int row) const {
+    return ROUTED == 1 ? of.order[place + row] / of.top : place + row;
   }
 
   // The weight's row that a row of a tile is. Rows g and g + 8 are a gate and what it multiplies.
@@ -99,9 +129,10 @@ struct Program {
   }
 
   __device__ __forceinline__ void go_to(int tile) {
+    if (ROUTED) ahead_expert = of.table[tile / of.tiles * 3], tile %= of.tiles;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      row[h] = weight_row(expert, tile, height * 16 + g + 8 * h);
+      row[h] = weight_row(ROUTED ? ahead_expert : expert, tile, height * 16 + g + 8 * h);
       words[h] = of.weight + (row[h] * all + min(begin + first, all - 1)) * 4 + t;
     }
   }
@@ -110,8 +141,8 @@ struct Program {
     const int start = (begin + first + ahead_batch * BATCH) * GROUPS;
 #pragma unroll
     for (int i = 0; i < SCALES; i++) {
-      const int group = start + (MANY ? 4 * i + t : i * COLUMNS * GROUPS + 2 * t);
-      if (MANY) to.one[i] = row[min(GROUP > RUN ? group * RUN / GROUP : group, of.groups - 1)];
+      const int group = start + (APIECE ? 4 * i + t : PAIRED ? 2 * i : i * COLUMNS * GROUPS + 2 * t);
+      if (APIECE) to.one[i] = row[min(GROUP > RUN ? group * RUN / GROUP : group, of.groups - 1)];
       else to.two[i].load(row, group, of.groups);
     }
   }
@@ -132,12 +163,12 @@ struct Program {
     }
     if (++ahead_batch < batches) return;
     ahead_batch = 0;
-    ahead = min(ahead + programs, of.tiles - 1);
+    ahead = min(ahead + (ROUTED ? 1 : programs), tiles_end - 1);
     go_to(ahead);
   }
 
   // Of inputs [WARPS][TOKENS], and of all warps' [TOKENS], at last of all.
-  __device__ __forceinline__ float* squares() const { return parts + 2 * PARTS * TOKENS * ROWS; }
+  __device__ __forceinline__ float* squares() const { return parts + (OWN ? 0 : 2 * PARTS * TOKENS * ROWS); }
 
   // Sums of squares of the program's inputs of each row, from those of its warps.
   __device__ __forceinline__ void add_up_squares() const {
@@ -156,7 +187,7 @@ struct Program {
   }
 
   // Inputs that are loaded at once: of rows, and of places, which have eight inputs of a row.
-  static constexpr int TOGETHER = MANY ? TOKENS : 1, AHEAD = MANY ? 1 : HAS_NORM ? 2 : 4;
+  static constexpr int TOGETHER = MANY ? 8 : 1, AHEAD = MANY ? 1 : HAS_NORM ? 2 : 4;
   static constexpr int APART = BITS == 8 ? 4 : PAIRED ? 16 : 64;  // the two fours that are kept together
 
   // Which eight inputs a place has: of a row (of those that are added up), a run, and which of its eights.
@@ -175,7 +206,7 @@ struct Program {
   __device__ __forceinline__ void keep(int row, int run, int i, const Eight& v) {
     char* here = kept + (MANY ? run : row * EACH * each + run) * KEPT;
     if (BITS == 8) {  // two words, which lie side by side, of both planes
-      here += (MANY ? row * 64 : 0) + i * 8;
+      here += (MANY ? row * 64 : 0) + i * 8;  // eights of rows lie one behind the other
       *(uint2*)here = make_uint2(__byte_perm(v.low[0], v.low[1], 0x5410), __byte_perm(v.high[0], v.high[1], 0x5410));
       *(uint2*)(here + PLANE) = make_uint2(__byte_perm(v.low[0], v.low[1], 0x7632), __byte_perm(v.high[0], v.high[1], 0x7632));
       return;
@@ -186,7 +217,7 @@ struct Program {
       to[2 * i + 1] = make_uint4(v.high[0] << 16, v.high[0] & 0xFFFF0000u, v.high[1] << 16, v.high[1] & 0xFFFF0000u);
       return;
     }
-    to[MANY ? i / 4 * 32 + row * 4 + i % 4 : i] =
+    to[MANY ? i / 4 * (PLANE / 16) + row * 4 + i % 4 : i] =
         PAIRED ? make_uint4(v.low[0], v.low[1], v.high[0], v.high[1])
                : make_uint4(__byte_perm(v.low[0], v.high[0], 0x5410), __byte_perm(v.low[0], v.high[0], 0x7632),
                             __byte_perm(v.low[1], v.high[1], 0x5410), __byte_perm(v.low[1], v.high[1], 0x7632));
@@ -220,7 +251,7 @@ struct Program {
       }
   }
 
-  __device__ __forceinline__ void load_inputs(uint2 (&in)[AHEAD][TOGETHER][2], int start, int count) const {
+  __device__ __forceinline__ void load_inputs(uint2 (&in)[AHEAD][TOGETHER][2], int above, int start, int count) const {
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
       const int i = start + j * THREADS;
@@ -229,9 +260,9 @@ struct Program {
       for (int r = 0; r < TOGETHER; r++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const int row = at.row + r, k = first_input(at) + h * APART;
-          const bool given = i < count && at.run < runs && k < of.inputs && row < (SUMMED ? of.pairs : of.tokens);
-          in[j][r][h] = given ? *(const uint2*)(of.x + (i64)row * of.inputs + k) : make_uint2(0, 0);
+          const int row = above + at.row + r, k = first_input(at) + h * APART;
+          const bool given = i < count && at.run < runs && k < of.inputs && row < rows;
+          in[j][r][h] = given ? *(const uint2*)(of.x + (ROUTED ? input_row(row) : row) * of.inputs + k) : make_uint2(0, 0);
         }
     }
   }
@@ -245,14 +276,14 @@ struct Program {
     }
   }
 
-  // Inputs, as products take them, of the program's runs. What a norm brings to the first was asked for before.
-  __device__ __forceinline__ void prepare(uint2 (&by)[AHEAD][2]) {
+  // Rows of inputs from `above` on, as products take them, of the program's runs. What a norm brings to the first was asked for before.
+  __device__ __forceinline__ void prepare_rows(uint2 (&by)[AHEAD][2], int above) {
     const int count = (SUMMED ? SLOTS : 1) * EACH * each * ITEMS;
     float square[TOGETHER] = {};
     for (int start = threadIdx.x; start < count; start += THREADS * AHEAD) {
       uint2 in[AHEAD][TOGETHER][2];
-      load_inputs(in, start, count);
-      if (start >= THREADS) load_norm(by, start);
+      load_inputs(in, above, start, count);
+      if (above || start >= THREADS) load_norm(by, start);
 #pragma unroll
       for (int j = 0; j < AHEAD && start + j * THREADS < count; j++) {
         const Place at = place_of(start + j * THREADS);
@@ -262,19 +293,24 @@ struct Program {
           const Eight v = product_of(in[j][r], by[j]);
           if (HAS_NORM) square[r] += squares_of(in[j][r]);
           if (INTEGERS && !MANY) add_up(at, v);
-          keep(at.row + r, at.run, at.item, v);
+          keep(above + at.row + r, at.run, at.item, v);
         }
       }
     }
-    if (!MANY)
-      for (int i = threadIdx.x; i < KEPT / 16; i += THREADS) ((uint4*)(kept + SLOTS * EACH * each * KEPT))[i] = make_uint4(0, 0, 0, 0);
     if (HAS_NORM) {
       const float sum = sums_of_lanes(square, lane);
-      if (lane % (32 / TOGETHER) == 0) squares()[warp * TOKENS + lane / (32 / TOGETHER)] = sum;
+      if (lane % (32 / TOGETHER) == 0) squares()[warp * TOKENS + above + lane / (32 / TOGETHER)] = sum;
     }
+  }
+
+  __device__ __forceinline__ void prepare(uint2 (&by)[AHEAD][2]) {
+#pragma unroll 1
+    for (int above = 0; above < (MANY ? rows : 1); above += 8) prepare_rows(by, above);
+    for (int i = threadIdx.x; i < KEPT / 16; i += THREADS) ((uint4*)(kept + SLOTS * EACH * each * KEPT))[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
     if (HAS_NORM) add_up_squares();
-    if (INTEGERS && MANY) add_up_tokens(), __syncthreads();
+    if (INTEGERS && MANY) add_up_tokens();
+    if ((INTEGERS && MANY) || (HAS_NORM && OWN)) __syncthreads();
   }
 
   // Products of one token: columns are groups.
@@ -295,8 +331,8 @@ struct Program {
           const bool mine_is = here && (GROUPS <= 2 || g % (GROUPS / 2) == p * (GROUPS / 2) / 4);
           const uint4 in = *(const uint4*)((mine_is ? mine + run * KEPT : none) + p * PLANE);
           if (p == 2) shift(a), shift(b);
-          if (p % 2) multiply_planes<1>(some, more, a, b, in, of.four);
-          else multiply_planes<0>(some, more, a, b, in, of.four);
+          if (p % 2) multiply_planes<1>(some, more, a, b, in, of.by);
+          else multiply_planes<0>(some, more, a, b, in, of.by);
         }
       }
 #pragma unroll
@@ -314,7 +350,7 @@ struct Program {
 
   __device__ __forceinline__ static float zero_of(const Words& has, int h, int c, int i) {
 #if HAS_ZERO
-    return MANY ? has.zero[h].one[c] : has.zero[h].two[c].at(i);
+    return APIECE ? has.zero[h].one[c] : has.zero[h].two[c].at(i);
 #else
     return 8.f;
 #endif
@@ -322,74 +358,86 @@ struct Program {
 
   static constexpr int STEPS = GROUPS > 4 ? 4 : GROUPS;  // of a run of some tokens' inputs
 
-  // Products of a step's planes, of words of rows g (a) and g + 8 (b).
-  __device__ __forceinline__ void multiply_step(float (&some)[4], float (&more)[4], uint4& a, uint4& b, const char* inputs, int q) const {
+  // Products of a step's planes, of words of rows g (a) and g + 8 (b), with each eight of tokens.
+  template <int E>
+  __device__ __forceinline__ void multiply_step(float (&some)[E][4], float (&more)[E][4], uint4& a, uint4& b, const char* inputs, int q) const {
 #pragma unroll
     for (int p = q * (PLANES / STEPS); p < (q + 1) * (PLANES / STEPS); p++) {
-      const uint4 in = *(const uint4*)(inputs + p * PLANE);
-      if (PAIRED) {
-        const u32 byte = p | (p + 4) << 8;  // byte p of two words, a half each
-        const u32 a0 = __byte_perm(a.x, a.y, byte), a1 = __byte_perm(a.z, a.w, byte);
-        const u32 b0 = __byte_perm(b.x, b.y, byte), b1 = __byte_perm(b.z, b.w, byte);
-        multiply(some, decode<0>(a0, of.four), decode<0>(b0, of.four), decode<0>(a1, of.four), decode<0>(b1, of.four), in.x, in.y);
-        multiply(more, decode<1>(a0, of.four), decode<1>(b0, of.four), decode<1>(a1, of.four), decode<1>(b1, of.four), in.z, in.w);
-      } else {
-        if (p == 2) shift(a), shift(b);
-        if (p % 2) multiply_planes<1>(some, more, a, b, in, of.four);
-        else multiply_planes<0>(some, more, a, b, in, of.four);
+      if (!PAIRED && p == 2) shift(a), shift(b);
+#pragma unroll
+      for (int e = 0; e < E; e++) {
+        const uint4 in = *(const uint4*)(inputs + p * PLANE + e * 512);
+        if (PAIRED) {
+          const u32 byte = p | (p + 4) << 8;  // byte p of two words, a half each
+          const u32 a0 = __byte_perm(a.x, a.y, byte), a1 = __byte_perm(a.z, a.w, byte);
+          const u32 b0 = __byte_perm(b.x, b.y, byte), b1 = __byte_perm(b.z, b.w, byte);
+          multiply(some[e], decode<0>(a0, of.by), decode<0>(b0, of.by), decode<0>(a1, of.by), decode<0>(b1, of.by), in.x, in.y);
+          multiply(GROUPS == 8 ? more[e] : some[e], decode<1>(a0, of.by), decode<1>(b0, of.by), decode<1>(a1, of.by), decode<1>(b1, of.by), in.z, in.w);
+        } else if (p % 2) multiply_planes<1>(some[e], more[e], a, b, in, of.by);
+        else multiply_planes<0>(some[e], more[e], a, b, in, of.by);
       }
     }
   }
 
   // Sums of groups of some tokens' inputs: their products with codes that are one.
   __device__ __forceinline__ void add_up_tokens() const {
-    for (int run = warp; run < EACH * each; run += WARPS) {
+    for (int run = warp; run <= EACH * each; run += WARPS) {  // and of none, which are zero
       uint4 a = make_uint4(0x11111111, 0x11111111, 0x11111111, 0x11111111), b = a;
 #pragma unroll
       for (int q = 0; q < STEPS; q++) {
-        float some[4] = {}, more[4] = {};
+        float some[EIGHTS][4] = {}, more[EIGHTS][4] = {};
         multiply_step(some, more, a, b, kept + run * KEPT + lane * 16, q);
-        float2* to = (float2*)(sums + run * GROUPS * TOKENS + 2 * t);
         if (g) continue;
-        if (GROUPS == 8) to[2 * q * TOKENS / 2] = make_float2(some[0], some[1]), to[(2 * q + 1) * TOKENS / 2] = make_float2(more[0], more[1]);
-        else to[q * TOKENS / 2] = make_float2(some[0] + more[0], some[1] + more[1]);
-      }
-    }
-  }
-
-  // Products of some tokens: each group's sums are scaled by what one lane of four has.
-  __device__ __forceinline__ void add_tokens(const Words& has) {
 #pragma unroll
-    for (int r = 0; r < BATCH; r++) {
-      const int run = batch * BATCH + r;
-      if (run >= last) break;
-      uint4 a = has.row[0][r], b = has.row[1][r];
-#pragma unroll
-      for (int q = 0; q < STEPS; q++) {
-        float some[4] = {}, more[4] = {};
-        multiply_step(some, more, a, b, kept + (first + run) * KEPT + lane * 16, q);
-        if (GROUPS == 8) {  // a plane is a group
-          scale_tokens(has, some, r * GROUPS + 2 * q, run, 2 * q);
-          scale_tokens(has, more, r * GROUPS + 2 * q + 1, run, 2 * q + 1);
-        } else {
-#pragma unroll
-          for (int i = 0; i < 4; i++) some[i] += more[i];
-          scale_tokens(has, some, r * GROUPS + q, run, q);
+        for (int e = 0; e < EIGHTS; e++) {
+          float2* to = (float2*)(sums + run * GROUPS * TOKENS + 8 * e + 2 * t);
+          if (GROUPS == 8) to[2 * q * TOKENS / 2] = make_float2(some[e][0], some[e][1]), to[(2 * q + 1) * TOKENS / 2] = make_float2(more[e][0], more[e][1]);
+          else to[q * TOKENS / 2] = make_float2(some[e][0] + more[e][0], some[e][1] + more[e][1]);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void scale_tokens(const Words& has, const float (&some)[4], int at, int run, int group) {
+  // Products of some tokens, of E eights. What is behind a warp's last run has no inputs: without a branch, products
+  // of neighbouring runs go side by side.
+  template <int E> __device__ __forceinline__ void add_tokens(const Words& has) {
+#pragma unroll
+    for (int r = 0; r < BATCH; r++) {
+      const int run = batch * BATCH + r, at = run < last ? first + run : SLOTS * EACH * each;
+      uint4 a = has.row[0][r], b = has.row[1][r];
+#pragma unroll
+      for (int q = 0; q < STEPS; q++) {
+        float some[E][4] = {}, more[E][4] = {};
+        multiply_step(some, more, a, b, kept + at * KEPT + lane * 16, q);
+        if (GROUPS == 8) {  // a plane is a group
+          scale_tokens(has, some, r * GROUPS + 2 * q, at * GROUPS + 2 * q);
+          scale_tokens(has, more, r * GROUPS + 2 * q + 1, at * GROUPS + 2 * q + 1);
+        } else {
+#pragma unroll
+          for (int i = 0; i < (PAIRED ? 0 : 4 * E); i++) some[i / 4][i % 4] += more[i / 4][i % 4];
+          scale_tokens(has, some, r * GROUPS + q, at * GROUPS + q);
+        }
+      }
+    }
+  }
+
+  // Each group's sums are scaled; where lanes have a scale apiece, by what one of four has.
+  template <int E>
+  __device__ __forceinline__ void scale_tokens(const Words& has, const float (&some)[E][4], int at, int group) {
     const int from = (lane & ~3) | at % 4;
-    float2 sum = make_float2(0.f, 0.f);
-    if (INTEGERS) sum = *(const float2*)(sums + ((first + run) * GROUPS + group) * TOKENS + 2 * t);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const float scale = __shfl_sync(~0u, number(has.scale[h].one[at / 4]), from);
-      const float zero = HAS_ZERO ? __shfl_sync(~0u, zero_of(has, h, at / 4, 0), from) : 8.f;
-      y[MANY ? 2 * h : h] += (some[2 * h] - zero * sum.x) * scale;
-      y[MANY ? 2 * h + 1 : h] += (some[2 * h + 1] - zero * sum.y) * scale;
+      const float own = number(APIECE ? has.scale[h].one[at / 4] : has.scale[h].two[at / 2].at(at % 2));
+      const float own_zero = zero_of(has, h, APIECE ? at / 4 : at / 2, at % 2);
+      const float scale = APIECE ? __shfl_sync(~0u, own, from) : own;
+      const float zero = APIECE && HAS_ZERO ? __shfl_sync(~0u, own_zero, from) : own_zero;
+#pragma unroll
+      for (int e = 0; e < E; e++) {
+        float2 sum = make_float2(0.f, 0.f);
+        if (INTEGERS) sum = *(const float2*)(sums + group * TOKENS + 8 * e + 2 * t);
+        y[MANY ? 4 * e + 2 * h : h] += (some[e][2 * h] - zero * sum.x) * scale;
+        y[MANY ? 4 * e + 2 * h + 1 : h] += (some[e][2 * h + 1] - zero * sum.y) * scale;
+      }
     }
   }
 
@@ -411,17 +459,25 @@ struct Program {
         const float* from = parts + ((buffer * PARTS + q * SLOTS + slot) * TOKENS + token) * ROWS + row;
         v += there(from, c);
       }
-    return v * BACK;
+    return v;
   }
 
-  // What a row of an expert brings to a token.
-  __device__ __forceinline__ float brought(int token, int row, int slot, i64 expert) const {
-    float v = total(token, row, slot);
+  // What a row of an expert brings to a token, of the sum of its products.
+  __device__ __forceinline__ float brought(float sum, int token, int row, i64 expert) const {
+    float v = sum * BACK;
     if (HAS_NORM) v *= inverse_of(token);
-    const i64 at = weight_row(expert, tile, row);
+    const i64 at = weight_row(expert, ROUTED ? tile % of.tiles : tile, row);
     if (HAS_WHOLE) v *= of.whole[at];
     if (HAS_BIAS) v += low_of(of.bias[at]);
     return v;
+  }
+
+  __device__ __forceinline__ float activated(float v, float up) const {
+    if (HAS_LIMIT) v = fminf(v, of.limit);
+    v = HAS_ALPHA ? v / (1.f + __expf(-of.alpha * v)) : activate(v);
+    if (!GATED) return v;
+    if (HAS_LIMIT) up = fminf(fmaxf(up, -of.limit), of.limit);
+    return v * (up + of.offset);
   }
 
   __device__ __forceinline__ float result(int token, int channel) const {
@@ -431,44 +487,70 @@ struct Program {
     for (int s = 0; s < SLOTS; s++) {
       const i64 expert = SUMMED ? expert_of(s) : this->expert;
       if (SUMMED && expert < 0) continue;
-      v += brought(token, row, s, expert) * (SUMMED ? weight_of(of.routing[s]) : 1.f);
+      v += brought(total(token, row, s), token, row, expert) * (SUMMED ? weight_of(of.routing[s]) : 1.f);
     }
-    if (HAS_LIMIT) v = fminf(v, of.limit);
-    v = HAS_ALPHA ? v / (1.f + __expf(-of.alpha * v)) : activate(v);
-    if (!GATED) return v;
-    float up = brought(token, row + 8, 0, expert);
-    if (HAS_LIMIT) up = fminf(fmaxf(up, -of.limit), of.limit);
-    return v * (up + of.offset);
+    return activated(v, GATED ? brought(total(token, row + 8, 0), token, row + 8, expert) : 0.f);
+  }
+
+  __device__ __forceinline__ void store(int token, int channel, float v) const {  // of a tile's channels
+    channel += (ROUTED ? tile % of.tiles : tile) * CHANNELS;
+    if (channel >= of.outputs || token >= (SUMMED ? 1 : rows)) return;
+    const int row = ROUTED == 2 ? of.order[place + token] : place + token + blockIdx.y;
+    if (ROUTED == 2) v *= weight_of(of.routing[row]);
+    const i64 at = (i64)row * of.outputs + channel;
+    if (HAS_RESIDUAL) v += low_of(of.residual[at]);
+    of.out[at] = (u16)pair(v, 0.f);
   }
 
   // Add up the parts of a tile's rows, and store what becomes of them.
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void add_up_parts() {
     float* to = parts + (buffer * PARTS + part) * TOKENS * ROWS + height * 16 + g;
 #pragma unroll
-    for (int i = 0; i < (MANY ? 4 : 2); i++) {
-      if (MANY) to[(2 * t + i % 2) * ROWS + i / 2 * 8] = y[i];
+    for (int i = 0; i < (MANY ? 4 * EIGHTS : 2); i++) {
+      if (MANY) to[(i / 4 * 8 + 2 * t + i % 2) * ROWS + i / 2 % 2 * 8] = y[i];
       else {
         y[i] += __shfl_xor_sync(~0u, y[i], 1);
         y[i] += __shfl_xor_sync(~0u, y[i], 2);
         if (t == 0) to[8 * i] = y[i];
       }
-      y[i] = 0.f;
     }
     meet();
-    for (int i = threadIdx.x * CLUSTER + rank; i < CHANNELS * TOKENS; i += THREADS * CLUSTER) {
-      const int token = i / CHANNELS, channel = tile * CHANNELS + i % CHANNELS;
-      if (channel >= of.outputs || token >= of.tokens) continue;
-      float v = result(token, i % CHANNELS);
-      const i64 place = (i64)(token + blockIdx.y) * of.outputs + channel;
-      if (HAS_RESIDUAL) v += low_of(of.residual[place]);
-      of.out[place] = (u16)pair(v, 0.f);
-    }
+    for (int i = threadIdx.x * CLUSTER + rank; i < CHANNELS * TOKENS; i += THREADS * CLUSTER)
+      if (i / CHANNELS < (SUMMED ? 1 : rows)) store(i / CHANNELS, i % CHANNELS, result(i / CHANNELS, i % CHANNELS));
     buffer ^= 1;
-    tile += programs;
+  }
+
+  // The same of warps that have all of their rows' inputs.
+  __device__ __forceinline__ void store_own() const {
+#pragma unroll
+    for (int i = 0; i < 2 * EIGHTS; i++) {
+      const int token = i / 2 * 8 + 2 * t + i % 2, row = height * 16 + g;
+      if (token >= rows) continue;
+      const float v = brought(y[i / 2 * 4 + i % 2], token, row, expert), w = brought(y[i / 2 * 4 + 2 + i % 2], token, row + 8, expert);
+      store(token, GATED ? height * 8 + g : row, activated(v, w));
+      if (!GATED) store(token, row + 8, activated(w, 0.f));
+    }
+  }
+
+  static constexpr bool OWN = MANY && PARTS == 1 && CLUSTER == 1;
+
+  __device__ __forceinline__ void finish() {
+    if (OWN) store_own();
+    else add_up_parts();
+    for (float& v : y) v = 0.f;
+    tile += ROUTED ? 1 : programs;
+    if (ROUTED && tile < tiles_end && tile / of.tiles != block) {
+      block = tile / of.tiles;
+      if (OWN) __syncthreads();  // all have done with the inputs
+      take_block();
+      uint2 by[AHEAD][2];
+      prepare(by);
+    }
   }
 
   __device__ __forceinline__ void compute(const Words& has) {
-    if (MANY) add_tokens(has);
+    if (EIGHTS > 1 && rows > 8) add_tokens<EIGHTS>(has);
+    else if (MANY) add_tokens<1>(has);
     else add_groups(has);
     if (++batch < batches) return;
     batch = 0;
@@ -477,8 +559,14 @@ struct Program {
 
   __device__ __forceinline__ void run() {
     if (!EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
-    expert = expert_of(SUMMED ? slot : blockIdx.y);
-    const int steps = (of.tiles - tile + programs - 1) / programs * batches;
+    if (ROUTED) take_tiles();
+    if (ROUTED && tile == tiles_end) {
+      if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");  // what comes behind waits for what was before
+      return;
+    }
+    if (ROUTED) take_block();
+    else expert = expert_of(SUMMED ? slot : blockIdx.y);
+    const int steps = (ROUTED ? tiles_end - tile : (of.tiles - tile + programs - 1) / programs) * batches;
     Words even, odd;
     uint2 by[AHEAD][2];
     go_to(tile);

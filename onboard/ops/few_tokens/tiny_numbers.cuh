@@ -13,7 +13,7 @@ typedef u16 scale_t;
 __device__ __forceinline__ float number(scale_t s) { return low_of(s); }
 #elif SCALE_TYPE == 1  // E8M0; 2^-127 is no normal number
 typedef u8 scale_t;
-__device__ __forceinline__ float number(scale_t s) { return __uint_as_float(s ? (u32)s << 23 : 1u << 22); }
+__device__ __forceinline__ float number(scale_t s) { return __uint_as_float(max((u32)s << 23, 1u << 22)); }
 #elif SCALE_TYPE == 2  // float32
 typedef float scale_t;
 __device__ __forceinline__ float number(scale_t s) { return s; }
@@ -72,21 +72,24 @@ __device__ __forceinline__ void stream(uint4& v, const uint4* from) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
 }
 
-// Bits 0 to 3 (of ODD planes 4 to 7) of both halves as numbers; of eight bits, bytes 0 and 2 (or 1 and 3). `four` is 4, which the compiler does not know:
-// multiplications have a pipe of their own, shifts and masks share one of half the rate.
-template <int ODD> __device__ __forceinline__ u32 decode(u32 word, u32 four) {
+// 4 and 64, which the compiler does not know: multiplications have a pipe of their own, shifts and masks share one of
+// half the rate.
+struct Powers { u32 four, sixty_four; };
+
+// Bits 0 to 3 (of ODD planes 4 to 7) of both halves as numbers; of eight bits, bytes 0 and 2 (or 1 and 3).
+template <int ODD> __device__ __forceinline__ u32 decode(u32 word, Powers by) {
   if (BITS == 8) return (((ODD ? word >> 4 : word << 4) & 0x0FF00FF0u) + 0x78007800u) & 0x87F087F0u;
   const u32 code = word & (ODD ? 0x00F000F0u : 0x000F000Fu);
   if (INTEGERS) return code;
-  return (code * (ODD ? four : four * four * four) + 0x7E007E00u) & 0x81C081C0u;  // a carry takes the sign up
+  return (code * (ODD ? by.four : by.sixty_four) + 0x7E007E00u) & 0x81C081C0u;  // a carry takes the sign up
 }
 
 // Two planes of four words of rows g (a) and g + 8 (b), and their inputs.
 template <int ODD>
 __device__ __forceinline__ void multiply_planes(
-    float (&sums)[4], float (&more)[4], const uint4& a, const uint4& b, const uint4& in, u32 four) {
-  multiply(sums, decode<ODD>(a.x, four), decode<ODD>(b.x, four), decode<ODD>(a.y, four), decode<ODD>(b.y, four), in.x, in.y);
-  multiply(more, decode<ODD>(a.z, four), decode<ODD>(b.z, four), decode<ODD>(a.w, four), decode<ODD>(b.w, four), in.z, in.w);
+    float (&sums)[4], float (&more)[4], const uint4& a, const uint4& b, const uint4& in, Powers by) {
+  multiply(sums, decode<ODD>(a.x, by), decode<ODD>(b.x, by), decode<ODD>(a.y, by), decode<ODD>(b.y, by), in.x, in.y);
+  multiply(more, decode<ODD>(a.z, by), decode<ODD>(b.z, by), decode<ODD>(a.w, by), decode<ODD>(b.w, by), in.z, in.w);
 }
 
 __device__ __forceinline__ void shift(uint4& v) { v.x >>= 8; v.y >>= 8; v.z >>= 8; v.w >>= 8; }

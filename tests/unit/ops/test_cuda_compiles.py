@@ -16,6 +16,7 @@ import triton
 from onboard.errors import OnboardError
 from onboard.ops.attention import cuda_decode_attention as decoding
 from onboard.ops.cuda.nvrtc import compiled
+from onboard.ops.experts import cuda_few_tokens_moe as moe
 from onboard.ops.few_tokens import cuda_few_tokens as few
 from onboard.ops.four_bits.four_bits import RUN, WORDS, Words
 
@@ -33,19 +34,56 @@ FORMS: list[tuple[int, tuple[str, int, torch.dtype], dict[str, Any]]] = [
 ]
 
 
-def _macros(
-    tokens: int, kind: tuple[str, int, torch.dtype], around: dict[str, Any]
-) -> dict[str, int]:
+def _words(kind: tuple[str, int, torch.dtype], inputs: int, rows: int = 4096) -> Words:
     levels, group, dtype = kind
-    rows, inputs = 4096, 2880
     values = torch.empty(rows, -(-inputs // RUN) * WORDS, dtype=torch.int32, device="meta")
     scale = torch.empty(rows, -(-inputs // group), dtype=dtype, device="meta")
     zero = scale.to(torch.uint8) if levels == "int4" else None
-    words = Words(values, scale, zero, None, None, levels, group)
-    tiles = few.tiles_for(tokens, rows, inputs, levels, 132)
-    form = few._form(inputs, tokens, words, few.Around(**around), tiles, 1, None)
+    return Words(values, scale, zero, None, None, levels, group)
+
+
+def _stack(code: bytes, folder: Path) -> int:
+    """Return the bytes that registers have no room for, of the only kernel that is kept."""
+    (kept,) = (folder / "cuda").iterdir()
+    assert kept.read_bytes() == code
+    usage = subprocess.run(
+        [TOOL, "-res-usage", kept], check=True, capture_output=True, text=True
+    ).stdout
+    (stack,) = re.findall(r"few_tokens:\s+REG:\d+ STACK:(\d+)", usage)
+    return int(stack)
+
+
+def _macros(
+    tokens: int, kind: tuple[str, int, torch.dtype], around: dict[str, Any]
+) -> dict[str, int]:
+    rows, inputs = 4096, 2880
+    words = _words(kind, inputs, rows)
+    tiles = few.tiles_for(tokens, rows, inputs, words, 132)
+    columns = 1 if tokens == 1 else few.MOST_TOKENS
+    form = few._form(inputs, columns, words, few.Around(**around), tiles, 1, None)
     assert form.shared <= 227 * 1024
     return dict(form.macros)
+
+
+BLOCKS: list[tuple[int, tuple[str, int, torch.dtype], dict[str, Any]]] = [
+    (16, FLOATS, {"gated": True, "order": "interleaved", "limit": 7.0, "alpha": 1.7}),
+    (8, INT4, {"gated": True, "activation": "silu"}),
+    (16, INT4, {}),
+]
+
+
+@pytest.mark.parametrize(("columns", "kind", "around"), BLOCKS)
+def test_forms_of_mixtures_compile_and_keep_to_registers(
+    columns: int, kind: tuple[str, int, torch.dtype], around: dict[str, Any],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
+    words, table = _words(kind, 2880), torch.empty(4, 3, dtype=torch.int32)
+    routing = None if around else torch.ones(32)
+    blocks = few.Blocks(table, table[0], 8, 4 if around else 0, routing)
+    form = few._form(2880, columns, words, few.Around(**around), moe._OWN, 1, blocks)
+    assert form.shared <= 227 * 1024
+    assert _stack(compiled(few._source(), dict(form.macros), "sm_90a"), tmp_path) <= 128
 
 
 @pytest.mark.parametrize(("tokens", "kind", "around"), FORMS)
@@ -55,13 +93,7 @@ def test_forms_compile_and_keep_to_registers(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
     code = compiled(few._source(), _macros(tokens, kind, around), "sm_90a")
-    (kept,) = (tmp_path / "cuda").iterdir()
-    assert kept.read_bytes() == code
-    usage = subprocess.run(
-        [TOOL, "-res-usage", kept], check=True, capture_output=True, text=True
-    ).stdout
-    (stack,) = re.findall(r"few_tokens:\s+REG:\d+ STACK:(\d+)", usage)
-    assert int(stack) <= 128
+    assert _stack(code, tmp_path) <= 128
 
 
 ATTENTION = [
