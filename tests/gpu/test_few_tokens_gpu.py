@@ -187,8 +187,9 @@ def test_a_mixture_is_that_of_plain_torch(form: dict[str, Any], tokens: int, top
         name = "mxfp4" if levels == "e2m1" else "int4"
         mixture = getattr(ops, f"triton_{name}_moe")
         reference = getattr(ops, f"torch_{name}_moe")
-        actual = mixture(x, chosen, routing, *weights, **form, **biases)
-        wide = {key: None if value is None else value.float() for key, value in biases.items()}
+        given = biases | {"residual": torch.randn_like(x) if top == 3 else None}
+        actual = mixture(x, chosen, routing, *weights, **form, **given)
+        wide = {key: None if value is None else value.float() for key, value in given.items()}
         expected = reference(x.float(), chosen, routing.float(), *weights, **form, **wide)
         assert relative_error(actual, expected) < 1e-2
 

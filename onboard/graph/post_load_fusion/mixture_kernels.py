@@ -8,8 +8,11 @@ from torch import fx
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op, kernel_obstacle
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, nodes_of
+from onboard.graph.fx import ancestors, arguments, hints, is_op, nodes_of, only_user, replace_with
+from onboard.graph.post_load_fusion.additions import only_addition
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+
+_VIEWS = (torch.ops.aten.view, torch.ops.aten.reshape, torch.ops.aten._unsafe_view)
 
 
 def use_kernels(
@@ -18,7 +21,8 @@ def use_kernels(
     """Point each `torch_*` mixture of an op, and all routers, at the back end's; return how many
     mixtures there are.
 
-    A mixture that has no kernel stays as it is, which is a fact.
+    A mixture that has a kernel adds what is added to it, too; one that has none stays as it is, which
+    is a fact.
     """
     mixtures = nodes_of(gm, getattr(torch.ops.onboard, f"torch_{op}"))
     if not mixtures or choose_backend(requested, context, asked_by) != "triton":
@@ -29,11 +33,32 @@ def use_kernels(
             obstacles.add(obstacle)
         else:
             node.target = fused_op("triton", op)
+            _take_in_sum(node)
     for node in nodes_of(gm, torch.ops.onboard.torch_moe_router):
         node.target = fused_op("triton", "moe_router")
     context.facts.extend(f"{asked_by}: {obstacle}, torch is used" for obstacle in sorted(obstacles))
     gm.recompile()
     return len(mixtures)
+
+
+def _take_in_sum(mixture: fx.Node) -> None:
+    """Let a mixture add what is added to it, if nothing else reads the mixture. What is not there before
+    it, as what shared experts bring, may be computed beside it.
+    """
+    last, user = mixture, only_user(mixture)
+    while user is not None and is_op(user, *_VIEWS) and _width(user) == _width(mixture):
+        last, user = user, only_user(user)
+    found = only_addition(last)
+    if found is not None and found.other in ancestors([mixture]):
+        values, said = arguments(mixture) | {"residual": found.other}, hints(mixture)
+        mixture.args, mixture.kwargs = tuple(values.values()), said
+        replace_with(found.total, last)
+
+
+def _width(node: fx.Node) -> int | None:
+    """Return the last dimension of a node's value, None where that is not known."""
+    value = node.meta.get("val")
+    return None if value is None else value.shape[-1]
 
 
 def _obstacle(node: fx.Node, context: TransformContext) -> str:

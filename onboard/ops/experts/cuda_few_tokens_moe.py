@@ -62,27 +62,33 @@ def takes(
 
 
 def mixture(
-    x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight, activation: Activation
-) -> Tensor:
-    """Return the mixture's output [tokens, hidden] of x, with experts and weights [tokens, top]."""
+    x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight, activation: Activation,
+    residual: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Return the mixture's output [tokens, hidden] of x, with experts and weights [tokens, top], to which
+    `residual` [tokens, hidden] is added.
+    """
     first = Around(
         gated=activation.gated, activation=activation.name, order=activation.order,
         limit=activation.limit, alpha=activation.alpha, offset=activation.up_offset,
     )  # fmt: skip
     weights = routing.reshape(-1).contiguous()
     if len(x) == 1:
-        return _of_one(x, selected.reshape(-1).long().contiguous(), weights, up, down, first)
-    return _of_some(x, selected.reshape(len(x), -1).contiguous(), weights, up, down, first)
+        return _of_one(x, selected.reshape(-1).long(), weights, up, down, first, residual)
+    return _of_some(x, selected, weights, up, down, first, residual)
 
 
 def _of_one(
-    x: Tensor, chosen: Tensor, routing: Tensor, up: Weight, down: Weight, first: Around
-) -> Tensor:
+    x: Tensor, chosen: Tensor, routing: Tensor, up: Weight, down: Weight, first: Around,
+    residual: Tensor | None,
+) -> Tensor:  # fmt: skip
     experts, floats = len(down.values), up.levels == "e2m1"
     tiles = Tiles(4, 1, batch=2, resident=4) if floats else None
     middle = product(x, _words(up), first, tiles, Experts(chosen, experts))
     routed = Experts(chosen, experts, routing)
-    return product(middle, _words(down), Around(), _summed(down, processors(x.device)), routed)
+    return product(
+        middle, _words(down), Around(residual), _summed(down, processors(x.device)), routed
+    )
 
 
 def _summed(down: Weight, many: int) -> Tiles:
@@ -94,8 +100,9 @@ def _summed(down: Weight, many: int) -> Tiles:
 
 
 def _of_some(
-    x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight, first: Around
-) -> Tensor:
+    x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight, first: Around,
+    residual: Tensor | None,
+) -> Tensor:  # fmt: skip
     """The mixture over blocks of an expert's pairs, eight where few have more."""
     experts, top = len(down.values), selected.shape[1]
     columns = 8 if selected.numel() <= 4 * experts else 16
@@ -107,11 +114,8 @@ def _of_some(
     )
     weighed = Blocks(*sorted_pairs, routing=routing)
     tiles = _in_blocks(columns, middle.shape[1])
-    return combined(
-        product_of_blocks(middle, _words(down), Around(), weighed, columns, tiles),
-        selected,
-        experts,
-    )
+    parts = product_of_blocks(middle, _words(down), Around(), weighed, columns, tiles)
+    return combined(parts, selected, experts, residual)
 
 
 def _in_blocks(columns: int, inputs: int) -> Tiles:

@@ -36,6 +36,7 @@ def _mixture(
     w3_w1_stacked_bias: Tensor | None = None, w2_stacked_bias: Tensor | None = None,
     limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
     gate_cap: float | None = None, up_cap: float | None = None, order: str = "up_gate",
+    residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     act = expert_activation(act_fn, alpha, gate_cap)
     first = Words(
@@ -53,7 +54,8 @@ def _mixture(
         middle = gated(gate, up, act, limit, up_offset, up_cap).to(x.dtype)
         return _product(second, middle, index)
 
-    return run_experts(x, selected_experts, routing_weights, len(w2_stacked_weight), expert)
+    count = len(w2_stacked_weight)
+    return run_experts(x, selected_experts, routing_weights, count, expert, residual)
 
 
 @register_op(fake_moe, inserted=True, experts=True, feed_forward=True)
@@ -80,6 +82,7 @@ def torch_int4_moe(
     gate_cap: float | None = None,
     up_cap: float | None = None,
     order: str = "up_gate",
+    residual: Tensor | None = None,
 ) -> Tensor:
     """`torch_moe_fused` whose weights are integers of four bits, as `torch_int4_linear` has them.
 
@@ -95,6 +98,7 @@ def torch_int4_moe(
         is_gated_mlp, act_fn, limit, alpha, up_offset, gate_cap, up_cap: as for `torch_moe`.
         w3_w1_stacked_bias, w2_stacked_bias: [experts, rows] or None.
         order: where the rows of up and gate are, one of `quantised_moe.ROW_ORDERS`.
+        residual: [..., hidden], added to the output, or None.
 
     Returns:
         [..., hidden] in x's dtype; products are summed up in float32, and what is between them is
@@ -107,7 +111,7 @@ def torch_int4_moe(
         "int4", x, selected_experts, routing_weights, w3_w1_stacked_weight, w2_stacked_weight,
         w3_w1_weight_scale, w2_weight_scale, w3_w1_weight_zero, w2_weight_zero, w3_w1_weight_whole, w2_weight_whole,
         group, is_gated_mlp, act_fn, w3_w1_stacked_bias, w2_stacked_bias,
-        limit, alpha, up_offset, gate_cap, up_cap, order,
+        limit, alpha, up_offset, gate_cap, up_cap, order, residual,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from onboard.ops.experts.moe import fake_moe, torch_moe
+from onboard.ops.experts.moe import fake_moe, torch_moe, with_residual
 from onboard.ops.library import register_op
 
 
@@ -24,6 +24,7 @@ def torch_moe_fused(
     up_offset: float = 0.0,
     gate_cap: float | None = None,
     up_cap: float | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """`torch_moe` with the weights of all experts in one tensor each.
 
@@ -38,6 +39,7 @@ def torch_moe_fused(
         is_gated_mlp, act_fn, limit, alpha, up_offset, gate_cap, up_cap: as for `torch_moe`.
         w3_w1_stacked_bias: [experts, 2 * intermediate] (half as many unless gated) or None.
         w2_stacked_bias: [experts, hidden] or None.
+        residual: [..., hidden], added to the output, the same tokens in the same order; or None.
 
     Returns:
         [..., hidden] in x's dtype.
@@ -46,9 +48,10 @@ def torch_moe_fused(
     b1, b3 = _gate_and_up(w3_w1_stacked_bias, is_gated_mlp)
     b2 = None if w2_stacked_bias is None else list(w2_stacked_bias.unbind())
     lists = (w1 or [], list(w2_stacked_weight.unbind()), w3 or [], is_gated_mlp, act_fn, b1, b2, b3)
-    return torch_moe(
+    y = torch_moe(
         x, selected_experts, routing_weights, *lists, limit, alpha, up_offset, gate_cap, up_cap
     )
+    return with_residual(y, residual)
 
 
 def _gate_and_up(

@@ -64,6 +64,7 @@ def torch_int8_moe(
     quantize: str = "",
     w3_w1_input_scale: Tensor | None = None,
     w2_input_scale: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """`torch_moe_fused` whose weights are integers of eight bits, as `torch_int8_linear` has them.
 
@@ -99,4 +100,5 @@ def torch_int8_moe(
         gate, up = gate_and_up(rows, order) if is_gated_mlp else (rows, None)
         return second.of(gated(gate, up, act, limit, up_offset, up_cap).to(x.dtype), index)
 
-    return run_experts(x, selected_experts, routing_weights, len(w2_stacked_weight), expert)
+    count = len(w2_stacked_weight)
+    return run_experts(x, selected_experts, routing_weights, count, expert, residual)

@@ -101,8 +101,10 @@ def run_experts(
     routing_weights: Tensor,
     experts: int,
     expert: Callable[[int, Tensor], Tensor],
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """Return the sum of what each token's experts make of it, times their routing weights.
+    """Return the sum of what each token's experts make of it, times their routing weights, and of
+    `residual`.
 
     `expert` gets an expert's number and its tokens [tokens, hidden], and returns as many rows.
     """
@@ -110,7 +112,12 @@ def run_experts(
     out = torch.zeros_like(tokens)
     for index in _experts_to_run(selected, experts):
         _add(out, tokens, selected == index, weights, partial(expert, index))
-    return out.view(x.shape)
+    return with_residual(out.view(x.shape), residual)
+
+
+def with_residual(y: Tensor, residual: Tensor | None) -> Tensor:
+    """Return y [..., hidden] with what is added to it, the same tokens in the same order."""
+    return y if residual is None else y + residual.reshape(y.shape)
 
 
 def _flat(tensor: Tensor) -> Tensor:

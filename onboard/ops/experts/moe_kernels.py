@@ -300,10 +300,11 @@ def down_kernel(
 
 @triton.jit
 def combine_experts_kernel(
-    out_ptr, parts_ptr, ids_ptr,
-    TOP: tl.constexpr, N: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    out_ptr, parts_ptr, ids_ptr, residual_ptr,
+    TOP: tl.constexpr, N: tl.constexpr, EXPERTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Add up what a token's experts brought, in the order of its choices."""
+    """Add up what a token's experts brought, in the order of its choices, and what is added to it."""
     wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -315,4 +316,8 @@ def combine_experts_kernel(
             parts_ptr + (token * TOP + slot) * N + channel, mask=(channel < N) & known, other=0.0
         )
         total += part.to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual_ptr + token * N + channel, mask=channel < N, other=0.0).to(
+            tl.float32
+        )
     tl.store(out_ptr + token * N + channel, total.to(out_ptr.dtype.element_ty), mask=channel < N)

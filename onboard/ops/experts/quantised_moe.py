@@ -88,6 +88,7 @@ def torch_fp8_moe(
     quantize: str = "",
     w3_w1_input_scale: Tensor | None = None,
     w2_input_scale: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """`torch_moe_fused` whose weights are float8_e4m3fn with scales of rows.
 
@@ -103,6 +104,7 @@ def torch_fp8_moe(
         quantize: how the inputs of both products are quantised: "token", "group", "tensor"; "" not
             at all.
         w3_w1_input_scale, w2_input_scale: [experts] float32, for quantize "tensor".
+        residual: [..., hidden], added to the output, or None.
 
     Returns:
         [..., hidden] in x's dtype; products are summed up in float32, and what is between them is
@@ -124,7 +126,8 @@ def torch_fp8_moe(
         middle = gated(gate, up, act, limit, up_offset, up_cap).to(x.dtype)
         return second.of(middle, index, quantize)
 
-    return run_experts(x, selected_experts, routing_weights, len(w2_stacked_weight), expert)
+    count = len(w2_stacked_weight)
+    return run_experts(x, selected_experts, routing_weights, count, expert, residual)
 
 
 _SCHEMA = schema_of(torch_fp8_moe.__name__)

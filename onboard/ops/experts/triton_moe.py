@@ -207,7 +207,7 @@ def _fused(
     is_gated_mlp: bool = True, act_fn: str = "silu",
     w3_w1_stacked_bias: Tensor | None = None, w2_stacked_bias: Tensor | None = None,
     limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
-    gate_cap: float | None = None, up_cap: float | None = None,
+    gate_cap: float | None = None, up_cap: float | None = None, residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     assert gate_cap is None, "no kernel caps the gate"
     assert up_cap is None, "no kernel caps what is gated"
@@ -225,17 +225,24 @@ def _fused(
         else tiles_for(selected.numel(), len(w2_stacked_weight), x.dtype)
     )
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset)
-    return mixture(tokens, selected, routing, up, down, activation, tiles).view(x.shape)
+    added = residual_rows(residual)
+    y = mixture(tokens, selected, routing, up, down, activation, tiles, residual=added)
+    return y.view(x.shape)
+
+
+def residual_rows(residual: Tensor | None) -> Tensor | None:
+    """Return what is added to a mixture's output as rows [tokens, hidden] without gaps."""
+    return None if residual is None else residual.reshape(-1, residual.shape[-1]).contiguous()
 
 
 def mixture(
     x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight,
-    activation: Activation, tiles: Tiles, quantize: str = "",
+    activation: Activation, tiles: Tiles, quantize: str = "", residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the mixture's output [tokens, hidden], each chosen expert's weights read once a block
     of its tokens.
 
-    With `quantize` the inputs of both products are quantised so.
+    With `quantize` the inputs of both products are quantised so; `residual` [tokens, hidden] is added.
     """
     (tokens, top), experts, hidden = selected.shape, len(down.values), x.shape[1]
     inner = up.values.shape[1] // (2 if activation.gated else 1)
@@ -243,24 +250,20 @@ def mixture(
     middle, parts = x.new_empty(tokens * top, inner), x.new_empty(tokens * top, hidden)
     _up(middle, Inputs.of(x, quantize, up), up, inner, activation, routed, top, tiles)
     _down(parts, Inputs.of(middle, quantize, down), down, routing, routed, tiles)
-    return combined(parts, selected, experts)
+    return combined(parts, selected, experts, residual)
 
 
-def combined(parts: Tensor, selected: Tensor, experts: int) -> Tensor:
-    """Return the sum [tokens, hidden] of what the experts that are here bring, parts [pairs, hidden]."""
+def combined(parts: Tensor, selected: Tensor, experts: int, residual: Tensor | None) -> Tensor:
+    """Return the sum [tokens, hidden] of what the experts that are here bring, parts [pairs, hidden],
+    and of `residual`.
+    """
     (tokens, top), hidden = selected.shape, parts.shape[1]
     out = parts.new_empty(tokens, hidden)
     block = min(COMBINE_BLOCK, power_of_two(hidden))
     combine_experts_kernel[(tokens, triton.cdiv(hidden, block))](
-        out,
-        parts,
-        selected,
-        TOP=top,
-        N=hidden,
-        EXPERTS=experts,
-        BLOCK=block,
-        **overlaps(out.device),
-    )
+        out, parts, selected, residual, TOP=top, N=hidden, EXPERTS=experts, HAS_RESIDUAL=residual is not None,
+        BLOCK=block, **overlaps(out.device),
+    )  # fmt: skip
     return out
 
 

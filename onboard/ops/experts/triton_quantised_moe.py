@@ -14,7 +14,14 @@ from onboard.ops.experts.four_bit_moe import torch_int4_moe
 from onboard.ops.experts.int8_moe import torch_int8_moe
 from onboard.ops.experts.moe import fake_moe
 from onboard.ops.experts.quantised_moe import torch_fp8_moe
-from onboard.ops.experts.triton_moe import Activation, Tiles, Weight, mixture, tiles_for
+from onboard.ops.experts.triton_moe import (
+    Activation,
+    Tiles,
+    Weight,
+    mixture,
+    residual_rows,
+    tiles_for,
+)
 from onboard.ops.four_bits.four_bits import RUN
 from onboard.ops.integers.triton_int8_linear import even_step, widened
 from onboard.ops.library import register_op, schema_of
@@ -66,45 +73,34 @@ def _mixture(
     gate_cap: float | None = None, up_cap: float | None = None,
     order: str = "up_gate", quantize: str = "",
     w3_w1_input_scale: Tensor | None = None, w2_input_scale: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     assert gate_cap is None, "no kernel caps the gate"
     assert up_cap is None, "no kernel caps what is gated"
     up = Weight(w3_w1_stacked_weight, w3_w1_stacked_bias, w3_w1_weight_scale, w3_w1_input_scale)
     down = Weight(w2_stacked_weight, w2_stacked_bias, w2_weight_scale, w2_input_scale)
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
-    if (
-        few := _of_few_tokens(x, selected_experts, routing_weights, up, down, activation)
-    ) is not None:
-        return few
     in_blocks = w2_weight_scale.dim() == 3
     tiles = eight_bit_tiles(selected_experts.numel(), len(w2_stacked_weight), x.dtype, in_blocks)
     how = "" if x.numel() == x.shape[-1] else quantize
-    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how)
-
-
-def _of_few_tokens(
-    x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight, activation: Activation
-) -> Tensor | None:  # fmt: skip
-    """Return the mixture where tokens are few, and kernels for that compute it."""
-    tokens = last_contiguous(x.reshape(-1, x.shape[-1]))
-    if not cuda_few_tokens_moe.takes(tokens, selected, routing, up, down, activation):
-        return None
-    return cuda_few_tokens_moe.mixture(tokens, selected, routing, up, down, activation).view(
-        x.shape
-    )
+    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how, residual)
 
 
 def _launch(
     x: Tensor, selected: Tensor, routing: Tensor, up: Weight, down: Weight,
-    activation: Activation, tiles: Tiles, quantize: str,
+    activation: Activation, tiles: Tiles, quantize: str, residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    """Return the mixture by the kernels for few tokens where these take it, else by those in tiles."""
     require_device(x)
     tokens = last_contiguous(x.reshape(-1, x.shape[-1]))
     if not tokens.numel():
         return fake_moe(x)
     selected = selected.reshape(len(tokens), -1).contiguous()
     routing = routing.reshape(len(tokens), -1).contiguous()
-    return mixture(tokens, selected, routing, up, down, activation, tiles, quantize).view(x.shape)
+    given, added = (tokens, selected, routing, up, down, activation), residual_rows(residual)
+    if cuda_few_tokens_moe.takes(*given):
+        return cuda_few_tokens_moe.mixture(*given, added).view(x.shape)
+    return mixture(*given, tiles, quantize, added).view(x.shape)
 
 
 def four_bit_tiles(pairs: int, experts: int) -> Tiles:
@@ -151,6 +147,7 @@ def _four_bits(
     w3_w1_stacked_bias: Tensor | None = None, w2_stacked_bias: Tensor | None = None,
     limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
     gate_cap: float | None = None, up_cap: float | None = None, order: str = "up_gate",
+    residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     assert gate_cap is None, "no kernel caps the gate"
     assert up_cap is None, "no kernel caps what is gated"
@@ -163,12 +160,8 @@ def _four_bits(
         levels, group, w2_weight_zero, w2_weight_whole,
     )  # fmt: skip
     activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset, order)
-    if (
-        few := _of_few_tokens(x, selected_experts, routing_weights, up, down, activation)
-    ) is not None:
-        return few
     tiles = four_bit_tiles(selected_experts.numel(), len(w2_stacked_weight))
-    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, "")
+    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, "", residual)
 
 
 @register_op(fake_moe, schema=schema_of(torch_int8_moe.__name__))
@@ -183,6 +176,7 @@ def triton_int8_moe(
     gate_cap: float | None = None, up_cap: float | None = None,
     order: str = "up_gate", quantize: str = "",
     w3_w1_input_scale: Tensor | None = None, w2_input_scale: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`torch_int8_moe` as the kernels of `triton_moe_fused`; a single token's inputs are not
     quantised, as those of `triton_fp8_moe`.
@@ -203,7 +197,7 @@ def triton_int8_moe(
     if not how:
         step = min(even_step(each.group) for each in (up, down))
         tiles = replace(tiles, k=min(tiles.k, step))
-    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how)
+    return _launch(x, selected_experts, routing_weights, up, down, activation, tiles, how, residual)
 
 
 def _integers(

@@ -80,6 +80,17 @@ def test_limits_offsets_and_biases(tokens: int) -> None:
     assert relative_error(actual, _expected(tensors, True, "silu", biases, *rest)) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_residual_is_added(tokens: int, dtype: torch.dtype) -> None:
+    tensors, biases = _mixture(tokens, dtype=dtype)
+    residual = torch.randn(tokens, 2 * tensors[0].shape[1], device=DEVICE, dtype=dtype)[:, ::2]
+    expected = _expected(tensors, True, "silu", biases) + residual.double()
+    for op in (ops.triton_moe_fused, ops.invariant_moe_fused, ops.torch_moe_fused):
+        actual = op(*tensors, True, "silu", residual=residual)
+        assert relative_error(actual, expected) < ERRORS[dtype]
+
+
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_experts_of_others_add_nothing(tokens: int) -> None:
     tensors, biases = _mixture(tokens, top=3, bias=True)

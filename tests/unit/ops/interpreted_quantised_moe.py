@@ -146,6 +146,22 @@ def integers(case: Case, **options: Any) -> Tensor:
     return ops.triton_int8_moe(*tensors, **scales, **options).cpu()
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_residual_is_added(tokens: int) -> None:
+    codes = cut(fp8_case("rows", order="up_gate", inner=48), tokens)
+    words = cut(four_bit_case("mxfp4", order="up_gate", inner=48, group=32, bias=True), tokens)
+    whole = cut(int8_case(order="up_gate", inner=48, group=16, offset=True), tokens)
+    given = [(codes, "fp8", {}), (words, "mxfp4", {"group": 32}), (whole, "int8", {"group": 16})]
+    for case, name, options in given:
+        tensors = [each.to(DEVICE) for each in case.tensors]
+        scales = {key: each.to(DEVICE) for key, each in case.scales.items()}
+        residual = torch.randn_like(case.tensors[0])
+        for backend in ("torch", "triton"):
+            op = getattr(ops, f"{backend}_{name}_moe")
+            actual = op(*tensors, **scales, **options, residual=residual.to(DEVICE)).cpu()
+            assert relative_error(actual, naive(case, "up_gate") + residual) < 1e-6
+
+
 @pytest.mark.parametrize("quantize", ["token", "tensor"])
 def test_inputs_as_integers(quantize: str) -> None:
     case = int8_case(order="up_gate", inner=48, group=256, tensor=quantize == "tensor")

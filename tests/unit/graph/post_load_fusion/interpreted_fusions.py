@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onboard.graph.context import TransformContext
+from onboard.graph.fx import arguments
 from onboard.graph.weight_load.parameters import move_buffers
 from tests.support.drawing import some_of
 from tests.support.graph.fusion import apply, exported, random_state, targets
@@ -284,6 +285,26 @@ def test_mixtures_and_routers_use_the_kernels(on_gpu):
     assert "onboard.triton_moe_router.default" in targets(gm)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_mixture_adds_what_is_there_before_it(shared, on_gpu):
+    """A layer's hidden states, but not what shared experts bring, which are computed beside it."""
+    from tests.unit.graph.post_load_fusion.test_fuse_moe import HIDDEN, Mixture
+
+    class Around(Mixture):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Linear(HIDDEN, HIDDEN)
+
+        def forward(self, x):
+            return super().forward(x) + (self.shared(x) if shared else x)
+
+    model = Around()
+    gm, _, _ = apply("fuse_moe", exported(model, 2, 3, HIDDEN, device="cpu"), on_gpu)
+    assert any(target.startswith("add") for target in targets(gm)) == shared
+    x = torch.randn(2, 4, HIDDEN)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
 CODED = {
     "ct_fp8_qwen3_moe": "fp8_moe",
     "hf_fp8_qwen3_moe": "finegrained_fp8_moe",
@@ -309,4 +330,7 @@ def test_mixtures_with_codes_use_the_kernels(variant, tmp_path, monkeypatch):
     fused = model(folder, codes, transforms={key: {"backend": "triton"}})
     assert [entry.num_matches > 0 for entry in fused.engine.history if entry.key == key] == [True]
     assert f"onboard.triton_{op}.default" in targets(fused.engine.gm)
+    mixtures = [node for node in fused.engine.gm.graph.nodes if f"_{op}" in str(node.target)]
+    assert mixtures
+    assert all(arguments(node)["residual"] is not None for node in mixtures)
     assert error(fused.logits(ids), expected.logits(ids)) < 1e-5
