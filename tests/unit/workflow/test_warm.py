@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +27,31 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     return tmp_path / "output"
+
+
+ALONE = """
+import sys, threading, types
+from onboard.workflow.processes import warm
+
+if sys.argv[2] == "threads":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+if sys.argv[2] == "torch":
+    sys.modules["torch"] = types.ModuleType("torch")
+warm._LIBRARIES = ("wave",)
+warm.import_all = lambda: sys.modules.__setitem__("rest", sys)
+warm.NewServer = lambda module: print("new", module)
+programs = warm.WarmPrograms()
+programs.start()
+if programs._server is not None:
+    with open(sys.argv[1], "w") as output:
+        print(programs(["asked"], output), programs._server._pid)
+    programs.close()
+"""
+"""Starts a program from a process that has one library, which takes no time to import."""
+INHERITED = (
+    "import os, sys, signal; "
+    "print('wave' in sys.modules, 'rest' in sys.modules, os.getppid(), signal.getsignal(signal.SIGINT).__name__)"
+)
 
 
 def _asked(programs: WarmPrograms, path: Path) -> list[str]:
@@ -60,3 +87,21 @@ def test_a_process_that_is_not_asked_ends(program: Path) -> None:
     process = programs._server._process  # type: ignore[union-attr]
     programs.close()
     assert process.returncode == -signal.SIGKILL
+
+
+def test_it_is_forked_from_one_that_does_nothing_else_yet(program: Path) -> None:
+    """Which spares it the imports."""
+    program.with_name("asked.py").write_text(INHERITED)
+    printed = _alone(program, "nothing")
+    assert program.read_text().split() == ["True", "True", printed[1], "default_int_handler"]
+    assert printed[0] == "0"
+
+
+@pytest.mark.parametrize("has", ["threads", "torch"])
+def test_it_is_new_beside_threads_and_what_may_have_asked_for_gpus(has: str, program: Path) -> None:
+    assert _alone(program, has) == ["new", "onboard.workflow.processes.warm"]
+
+
+def _alone(program: Path, has: str) -> list[str]:
+    words = [sys.executable, "-c", ALONE, str(program), has]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
