@@ -124,13 +124,16 @@ class ForkServer(_Server):
         connection, other = ends or Pipe()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            die_with(parent)
-            connection.close()
-            for descriptor in without:
-                os.close(descriptor)
-            if first is not None:
-                first()
-            serve(other)
+            try:
+                die_with(parent)
+                connection.close()
+                for descriptor in without:
+                    os.close(descriptor)
+                if first is not None:
+                    first()
+                serve(other)
+            finally:  # never on with what this process was at
+                os._exit(1)
         other.close()
         super().__init__(connection, pid)
 

@@ -38,13 +38,19 @@ if sys.argv[2] == "threads":
 if sys.argv[2] == "torch":
     sys.modules["torch"] = types.ModuleType("torch")
 warm._LIBRARIES = ("wave",)
-warm.import_all = lambda: sys.modules.__setitem__("rest", sys)
+if sys.argv[2] != "broken":
+    warm.import_all = lambda: sys.modules.__setitem__("rest", sys)
+else:
+    warm.import_all = sys.exit
 warm.NewServer = lambda module: print("new", module)
 programs = warm.WarmPrograms()
-programs.start()
+try:
+    programs.start()
+except SystemExit:
+    open(sys.argv[1] + ".went_on", "w").close()
 if programs._server is not None:
     with open(sys.argv[1], "w") as output:
-        print(programs(["asked"], output), programs._server._pid)
+        print(programs(["asked"], output), programs._server and programs._server._pid)
     programs.close()
 """
 """Starts a program from a process that has one library, which takes no time to import."""
@@ -95,6 +101,14 @@ def test_it_is_forked_from_one_that_does_nothing_else_yet(program: Path) -> None
     printed = _alone(program, "nothing")
     assert program.read_text().split() == ["True", "True", printed[1], "default_int_handler"]
     assert printed[0] == "0"
+
+
+def test_without_the_rest_of_the_libraries_it_has_an_interpreter_of_its_own(program: Path) -> None:
+    """The process that could not import them does nothing else, either."""
+    program.with_name("asked.py").write_text(INHERITED)
+    assert _alone(program, "broken") == ["0", "None"]
+    assert program.read_text().split()[:2] == ["False", "False"]
+    assert not program.with_name(f"{program.name}.went_on").exists()
 
 
 @pytest.mark.parametrize("has", ["threads", "torch"])
