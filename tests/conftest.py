@@ -31,11 +31,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 
 DRAWN = {
-    "equivalence": 10,
-    "test_families": 7,
-    "test_moe_families": 6,
-    "test_more_families": 6,
-    "test_mixer_families": 5,
+    "equivalence": 8,
+    "test_families": 5,
+    "test_moe_families": 5,
+    "test_more_families": 5,
+    "test_mixer_families": 4,
 }
 """Lot -> of how many of its models a run takes the tests: the shipped models' own, and those of
 generated files.

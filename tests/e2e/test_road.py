@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from onboard.workflow.phases import PHASES
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.hub_server import HubServer, Repository
 from tests.support.markdown import html, live, tokens
-from tests.support.warm import Warm
+from tests.support.warm import Warm, started
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +74,13 @@ def start(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def run_warm(warm: Warm, arguments: list[str]) -> dict[str, Any]:
+    """Run a command to its end without its imports; return the document that it prints."""
+    done = warm(*arguments[2:])
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -125,9 +134,7 @@ def test_every_phase_is_done(hostile: Finished) -> None:
 
 def test_a_second_run_skips_everything_and_changes_nothing(hostile: Finished, warm: Warm) -> None:
     before = tree(hostile.root)
-    done = warm(*command(hostile.checkpoint, hostile.root)[2:])
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = run_warm(warm, command(hostile.checkpoint, hostile.root))
     assert {phase["status"] for phase in document["phases"]} == {"skipped"}
     assert document["artifacts"] == hostile.document["artifacts"]
     assert tree(hostile.root) == before
@@ -193,7 +200,9 @@ def test_nothing_was_injected(hostile: Finished) -> None:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.exhaustive)])
-def test_killed_at_random_moments(kills: int, hostile: Finished, tmp_path: Path) -> None:
+def test_killed_at_random_moments(
+    kills: int, hostile: Finished, warm: Warm, tmp_path: Path
+) -> None:
     """Each run goes on where the one before was killed; a root that gets done is followed by a new
     one.
     """
@@ -209,7 +218,7 @@ def test_killed_at_random_moments(kills: int, hostile: Finished, tmp_path: Path)
             process.send_signal(signal.SIGKILL)
             process.communicate()
             killed += 1
-    finish(start(command(hostile.checkpoint, roots[-1])))
+    run_warm(warm, command(hostile.checkpoint, roots[-1]))
     for root in roots:
         assert stable_tree(root) == stable_tree(hostile.root)
 
@@ -234,12 +243,11 @@ def test_a_folder_and_an_id_at_once_then_offline(
     """Two models of one family share a root, and nothing of either is lost."""
     root, cache = tmp_path / "root", str(tmp_path / "hf")
     online = {"HF_ENDPOINT": hub.url, "HF_HOME": cache}
-    processes = [
-        start(command("acme/tiny-1b", root), **online),
-        start(command(hostile.checkpoint, root)),
-    ]
-    for process in processes:
-        document = finish(process)
+    # The libraries read the environment as they are imported
+    with started(**online) as warm, ThreadPoolExecutor() as threads:
+        both = [command("acme/tiny-1b", root), command(hostile.checkpoint, root)]
+        documents = list(threads.map(partial(run_warm, warm), both))
+    for document in documents:
         assert [phase["status"] for phase in document["phases"]] == ["done"] * len(PHASES)
     registry = (root / "registry" / "models.yaml").read_text()
     assert registry.count("- name:") == 3  # and a model of the family, which nobody has run

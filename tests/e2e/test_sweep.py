@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,38 +57,6 @@ def left_by(target: str, root: Path) -> set[str]:
     return {path.as_posix() for path in left if path.parts[0] != ".git"}
 
 
-@pytest.mark.slow
-def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    done = sweep(tmp_path, "llama", "cpmant", "--json")
-    assert done.returncode == 0, done.stderr
-    first = by_name(json.loads(done.stdout))
-    llama = first["llama"]
-    assert (llama["status"], llama["level"], llama["reason"]) == ("pass", "cached_decode", "")
-    assert llama["phases"] == dict.fromkeys(PHASES, "done")
-    assert llama["exit_code"] == 0
-    assert llama["verdict"]["tokens"] > 0
-    assert 0 <= llama["verdict"]["prefill_error"] <= 1e-5
-    assert set(llama["levels"]) == set(LEVELS)
-    assert set(llama["errors"]) == set(TESTED)
-    assert all(0 <= error <= 1e-5 for error in llama["errors"].values())
-    assert 100 < llama["lines"] < 260
-    assert first["cpmant"]["status"] == "not-causal"  # its first tokens see the whole prompt
-    assert not (tmp_path / "registry").exists()  # two types are no coverage
-
-    again = sweep(tmp_path, "llama", "cpmant", "--json")
-    assert by_name(json.loads(again.stdout)) == first
-    assert again.stderr.count("unchanged") == 2
-
-    # A Ray cluster of this machine finds the same, and brings it here.
-    done = sweep(tmp_path / "ray", "llama", "cpmant", "--json", "--executor", "ray", "--jobs", "2")
-    assert done.returncode == 0, done.stderr
-    spread = by_name(json.loads(done.stdout))
-    assert {name: comparable(entry) for name, entry in spread.items()} == {
-        name: comparable(entry) for name, entry in first.items()
-    }
-    assert left_by("llama", tmp_path / "ray") == left_by("llama", tmp_path)
-
-
 SAMPLE = (
     "bart",
     "roberta",
@@ -105,17 +74,69 @@ DRAWN = 1
 """So many of them are swept in one run of the tests: the whole sweep is a command of its own."""
 
 
+@dataclass
+class Swept:
+    """What was swept, where, and what was found."""
+
+    names: list[str]
+    root: Path
+    entries: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """A type that works, one that is no causal language model, and a sample."""
+    names, root = (
+        ["llama", "cpmant", *random.sample(SAMPLE, DRAWN)],
+        tmp_path_factory.mktemp("swept"),
+    )
+    print(names)
+    done = sweep(root, *names, "--json")
+    assert done.returncode == 0, done.stderr
+    return Swept(names, root, by_name(json.loads(done.stdout)))
+
+
 @pytest.mark.slow
-def test_a_sample_is_as_the_committed_coverage_says(tmp_path: Path) -> None:
-    sample = random.sample(SAMPLE, DRAWN)
-    print(sample)
-    done = sweep(tmp_path, *sample, "--json")
-    found = by_name(json.loads(done.stdout))
+def test_a_sweep_finds_what_works_and_goes_on_where_it_was(
+    swept: Swept, warm: Warm, tmp_path: Path
+) -> None:
+    llama = swept.entries["llama"]
+    assert (llama["status"], llama["level"], llama["reason"]) == ("pass", "cached_decode", "")
+    assert llama["phases"] == dict.fromkeys(PHASES, "done")
+    assert llama["exit_code"] == 0
+    assert llama["verdict"]["tokens"] > 0
+    assert 0 <= llama["verdict"]["prefill_error"] <= 1e-5
+    assert set(llama["levels"]) == set(LEVELS)
+    assert set(llama["errors"]) == set(TESTED)
+    assert all(0 <= error <= 1e-5 for error in llama["errors"].values())
+    assert 100 < llama["lines"] < 260
+    # Its first tokens see the whole prompt
+    assert swept.entries["cpmant"]["status"] == "not-causal"
+    assert not (swept.root / "registry").exists()  # a few types are no coverage
+
+    again = warm(*SWEEP[2:], "--root", swept.root, *swept.names, "--json")
+    assert by_name(json.loads(again.stdout)) == swept.entries
+    assert again.stderr.count("unchanged") == len(swept.names)
+
+    # A Ray cluster of this machine finds the same, and brings it here.
+    two = swept.names[:2]
+    done = sweep(tmp_path / "ray", *two, "--json", "--executor", "ray", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    spread = by_name(json.loads(done.stdout))
+    assert {name: comparable(entry) for name, entry in spread.items()} == {
+        name: comparable(swept.entries[name]) for name in two
+    }
+    assert left_by("llama", tmp_path / "ray") == left_by("llama", swept.root)
+
+
+@pytest.mark.slow
+def test_a_sample_is_as_the_committed_coverage_says(swept: Swept) -> None:
     committed = by_name(
         json.loads((CONTENT_ROOT / "registry" / "coverage.json").read_text(encoding="utf-8"))
     )
+    sample = swept.names[2:]
     for key in ("status", "level", "phases"):
-        assert {name: found[name][key] for name in sample} == {
+        assert {name: swept.entries[name][key] for name in sample} == {
             name: committed[name][key] for name in sample
         }
 

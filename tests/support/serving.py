@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -24,6 +24,10 @@ from onboard.serve.service import Service
 from tests.support.runtime.media_models import MediaModel
 from tests.support.runtime.paused import SECONDS, wait_until
 from tests.support.runtime.tiny import Tiny, make_tiny, save_tokenizer
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 TEXT = (
     'the cat sat on the mat and the dog sat on the cat {"name": "weather", "arguments": {"city":'
@@ -107,3 +111,17 @@ def served(
         server.should_exit = True
         thread.join(SECONDS)
         assert not thread.is_alive()
+
+
+def client_of_openai(url: str) -> OpenAI:
+    """Return OpenAI's own client, whose import takes seconds: no worker needs it to collect tests."""
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def client_of_anthropic(url: str) -> Anthropic:
+    """Return Anthropic's own client, imported as late."""
+    from anthropic import Anthropic
+
+    return Anthropic(base_url=url, api_key="none", max_retries=0)

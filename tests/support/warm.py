@@ -32,20 +32,23 @@ SERVE = "import sys; from tests.support.warm import serve; serve(sys.argv[1])"
 
 
 @contextmanager
-def started() -> Iterator[Warm]:
-    """Yield the way to a process to fork from, which ends with the context."""
+def started(**environment: str) -> Iterator[Warm]:
+    """Yield the way to a process to fork from, which ends with the context; its imports find
+    `environment` as well.
+    """
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
         address = Path(folder, "warm")
         command = [sys.executable, "-c", SERVE, str(address)]
-        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as server:
+        env = {**os.environ, **environment, "PYTHONPATH": path}
+        with subprocess.Popen(command, env=env) as server:
             try:
                 while not address.exists():
                     assert server.poll() is None, (
                         "the process that others are to be forked from did not start"
                     )
                     time.sleep(0.05)
-                yield Warm(str(address))
+                yield Warm(str(address), environment)
             finally:
                 server.kill()
 
@@ -72,16 +75,37 @@ def run_program(text: str, *words: str | Path) -> str:
 
 
 class Warm:
-    """Where the process listens that others are forked from."""
+    """Where the process listens that others are forked from, and what its environment has besides."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, added: Mapping[str, str] | None = None) -> None:
         self.address = address
+        self.added = added or {}
 
     def __call__(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         """Run `python -m WORDS` to its end."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = self._run(list(map(str, words)), os.getcwd(), os.environ, out, err)
+            code = self._start(words, out, err).wait()
             return subprocess.CompletedProcess(words, code, _text(out), _text(err))
+
+    @contextmanager
+    def started(self, *words: str | Path) -> Iterator[tuple[Forked, IO[str]]]:
+        """Begin `python -m WORDS`, which has ended where the context does; yield it, and what it
+        prints.
+        """
+        reading, writing = os.pipe()
+        with (
+            os.fdopen(reading) as printed,
+            os.fdopen(writing, "w") as out,
+            tempfile.TemporaryFile() as err,
+        ):
+            forked = self._start(words, out, err)
+            out.close()
+            yield forked, printed
+            forked.wait()
+
+    def _start(self, words: Sequence[str | Path], out: IO[Any], err: IO[Any]) -> Forked:
+        environment = {**os.environ, **self.added}
+        return Forked(self.address, list(map(str, words)), os.getcwd(), environment, (out, err))
 
     def run_module(
         self,
@@ -94,29 +118,38 @@ class Warm:
         """Do what `onboard.workflow.processes.programs.in_new_interpreter` does."""
         added = environment or {}
         assert "HF_HUB_OFFLINE" not in added, "the libraries have read the environment by now"
-        return self._run(words, str(folder or Path.cwd()), {**os.environ, **added}, output, output)
+        place, told = str(folder or Path.cwd()), {**os.environ, **added}
+        return Forked(self.address, words, place, told, (output, output)).wait()
 
-    def _run(
+
+class Forked:
+    """A program that was begun, in a process whose parent is the one that it was forked from."""
+
+    def __init__(
         self,
+        address: str,
         words: Sequence[str],
         folder: str,
         environment: Mapping[str, str],
-        out: IO[Any],
-        err: IO[Any],
-    ) -> int:
-        # Its standard input, which is open as long as this process lives
-        reading, writing = os.pipe()
-        with (
-            socket.socket(socket.AF_UNIX) as connection,
-            os.fdopen(reading),
-            os.fdopen(writing, "w"),
-        ):
-            connection.connect(self.address)
-            socket.send_fds(connection, [b"."], [reading, out.fileno(), err.fileno()])
+        streams: tuple[IO[Any], IO[Any]],
+    ) -> None:
+        # Its standard input, which is open as long as this process waits
+        reading, self._writing = os.pipe()
+        with os.fdopen(reading), socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+            socket.send_fds(connection, [b"."], [reading, *(each.fileno() for each in streams)])
             connection.sendall(json.dumps([list(words), folder, dict(environment)]).encode())
             connection.shutdown(socket.SHUT_WR)
-            answer = connection.makefile().read()
-        return int(answer) if answer else -1
+            self._answer = connection.makefile()
+        self.pid = int(self._answer.readline())
+        self.code = 0
+
+    def wait(self) -> int:
+        """Return its exit code, or -1 where a signal ended it."""
+        with self._answer, os.fdopen(self._writing, "w"):
+            answer = self._answer.read()
+        self.code = int(answer) if answer else -1
+        return self.code
 
 
 def _text(file: IO[bytes]) -> str:
@@ -151,6 +184,7 @@ def _become(connection: socket.socket, warm: Warm) -> NoReturn:
     words, folder, environment = json.loads(connection.makefile().read())
     code = 1
     try:
+        connection.sendall(f"{os.getpid()}\n".encode())
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         os.chdir(folder)

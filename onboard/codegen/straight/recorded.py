@@ -20,6 +20,7 @@ from onboard.analysis.tiny.tiny_config import one_line
 from onboard.codegen.straight.left import begun_anew, counts
 from onboard.codegen.straight.straight_lines import NotStraight
 from onboard.codegen.straight.watched_calls import Watched, watching
+from onboard.graph.shapes import python_dispatcher
 
 _ROWS, _LENGTH = 3, 11
 """Sizes that no other size of a small model is."""
@@ -51,12 +52,14 @@ def recorded(
     """
     env = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)  # fmt: skip
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    # To look up what an operator gave for such symbols takes longer than to find it out again
+    mode.cache_enabled = False
     watched = Watched(classes, leaves, PACKAGE)
     again = Watched(classes, leaves, PACKAGE, known=watched.known)
     counted = []
     _give_shapes(model, mode)
     try:
-        with torch.no_grad(), _quiet(), begun_anew():
+        with torch.no_grad(), _quiet(), python_dispatcher(), begun_anew():
             for each in (watched, again)[: 1 + twice]:
                 inputs = _inputs(mode, positions)
                 with mode, watching(each):

@@ -20,3 +20,14 @@ def die_with(parent: int) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os._exit(1)
+
+
+def exit_with_parent() -> None:
+    """End this process when its standard input closes, which is when the process that started it is
+    gone.
+    """
+    # Not through sys.stdin: a thread that still holds its lock when the interpreter ends makes that
+    # a fatal error.
+    while os.read(0, 1024):
+        pass
+    os._exit(1)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -112,24 +112,35 @@ class ForkServer(_Server):
     importing the libraries takes. Make it while the process has one thread and no CUDA context.
     """
 
-    def __init__(self, ends: Ends | None = None, without: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        ends: Ends | None = None,
+        without: Sequence[int] = (),
+        first: Callable[[], None] | None = None,
+    ) -> None:
         """`ends` are those of a pipe, where no more can be made by now; the programs are `without`
-        these of the process's descriptors.
+        these of the process's descriptors; the new process calls `first` before it serves.
         """
         connection, other = ends or Pipe()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            die_with(parent)
-            connection.close()
-            for descriptor in without:
-                os.close(descriptor)
-            serve(other)
+            try:
+                die_with(parent)
+                connection.close()
+                for descriptor in without:
+                    os.close(descriptor)
+                if first is not None:
+                    first()
+                serve(other)
+            finally:  # never on with what this process was at
+                os._exit(1)
         other.close()
         super().__init__(connection, pid)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, whatever it is at."""
         self._connection.close()
+        os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
 

@@ -12,6 +12,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -19,7 +20,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from onboard.workflow.processes.orphans import die_with
-from onboard.workflow.processes.programs import NOTHING, NewServer, in_new_interpreter, serve
+from onboard.workflow.processes.programs import (
+    NOTHING,
+    ForkServer,
+    NewServer,
+    in_new_interpreter,
+    serve,
+)
 
 _LIBRARIES = (
     *("torch", "torch.export", "torch._dynamo", "transformers", "jinja2"),
@@ -117,13 +124,18 @@ class WarmPrograms:
     """
 
     def __init__(self) -> None:
-        self._server: NewServer | None = None
+        self._server: NewServer | ForkServer | None = None
 
     def start(self) -> None:
-        """Have the libraries imported, in a process beside this one and meanwhile in this one,
-        which needs them too.
+        """Have the libraries imported in this process, which needs them too, and in one beside it:
+        forked from this one where that is safe, or a new one, which imports them meanwhile.
         """
-        if self._server is None:
+        if self._server is not None:
+            return
+        if _may_fork():
+            import_libraries()
+            self._server = ForkServer(first=_import_rest)
+        else:
             self._server = NewServer("onboard.workflow.processes.warm")
             import_libraries()
 
@@ -148,6 +160,20 @@ class WarmPrograms:
         if self._server is not None:
             self._server.close()
         self._server = None
+
+
+def _may_fork() -> bool:
+    """Whether this process has one thread, and cannot have asked for GPUs."""
+    return threading.active_count() == 1 and "torch" not in sys.modules
+
+
+def _import_rest() -> None:
+    """Import what programs need besides, in a process that has nothing of the terminal's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that is interrupted ends this one
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    import_all()
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import resource
 import signal
 import sys
@@ -40,6 +39,7 @@ from onboard.verify.hf_logits import (
     release,
     why_no_reference,
 )
+from onboard.workflow.processes.orphans import exit_with_parent
 from onboard.workflow.remote.own_reference import own_logits
 from onboard.workflow.run_model.run_log import tell_built, tell_compared, tell_ended, tell_generated
 from onboard.workflow.run_model.session import Session
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if options.exit_with_parent:
         signal.alarm(RUN_SECONDS.most)  # ends the process, whatever it is at
-        threading.Thread(target=_exit_with_parent, daemon=True).start()
+        threading.Thread(target=exit_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     logging.getLogger("onboard").setLevel(logging.INFO)
     disable_progress_bar()
@@ -223,17 +223,6 @@ def _adapted(
 def _one_line(error: BaseException) -> str:
     text = str(error) if isinstance(error, OnboardError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())
-
-
-def _exit_with_parent() -> None:
-    """End this process when its standard input closes, which is when the process that started it is
-    gone.
-    """
-    # Not through sys.stdin: a thread that still holds its lock when the interpreter ends makes that
-    # a fatal error.
-    while os.read(0, 1024):
-        pass
-    os._exit(1)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

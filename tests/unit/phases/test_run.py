@@ -590,7 +590,7 @@ def test_a_run_has_an_end_whatever_the_model_does(
     monkeypatch.setattr(signal, "alarm", alarms.append)
     for name, done in (("run", {"status": "success"}), ("resolve_config", None)):
         monkeypatch.setattr(run_model, name, lambda *_, done=done, **__: done)
-    monkeypatch.setattr(run_model, "_exit_with_parent", lambda: None)
+    monkeypatch.setattr(run_model, "exit_with_parent", lambda: None)
     words = ["--entry", "x", "--root", str(tmp_path), "--output", str(tmp_path / "run.json")]
     assert run_model.main([*words, "--exit-with-parent"]) == 0
     assert alarms == [RUN_SECONDS.most]
@@ -599,8 +599,10 @@ def test_a_run_has_an_end_whatever_the_model_does(
 
 
 def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
-    code = "from onboard.workflow.run_model import run_model; import threading, time; threading.Thread("
-    code += "target=run_model._exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(60)"
+    code = (
+        "from onboard.workflow.processes import orphans; import threading, time; threading.Thread("
+    )
+    code += "target=orphans.exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -615,8 +617,10 @@ def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
 def test_the_agent_ends_well_while_its_parent_lives(
     start: Callable[[], RunModule], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "from onboard.workflow.run_model import run_model; import threading, time; threading.Thread("
-    code += "target=run_model._exit_with_parent, daemon=True).start(); time.sleep(0.5)"
+    code = (
+        "from onboard.workflow.processes import orphans; import threading, time; threading.Thread("
+    )
+    code += "target=orphans.exit_with_parent, daemon=True).start(); time.sleep(0.5)"
     (tmp_path / "waiting.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path) + os.pathsep + os.environ.get("PYTHONPATH", ""))
     monkeypatch.syspath_prepend(tmp_path)

@@ -22,6 +22,8 @@ from onboard.workflow.checkpoint.usable_weights import check_fit, check_weights
 from tests.support import quantised
 
 VARIANTS = [name for name in quantised.variants() if not name.startswith("gguf")]
+FEW = 16
+"""Of so many formats a run looks at each damage."""
 
 
 def copy_of(variant: str, folder: Path) -> Path:
@@ -64,6 +66,7 @@ def test_an_undamaged_one_is_taken(variant: str) -> None:
     gathered(quantised.FOLDER / variant)
 
 
+@pytest.mark.drawn(few=FEW)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_missing_part(variant: str, tmp_path: Path) -> None:
     parts = one_weight(quantised.FOLDER / variant).parts
@@ -72,6 +75,7 @@ def test_a_missing_part(variant: str, tmp_path: Path) -> None:
     refused(folder)
 
 
+@pytest.mark.drawn(few=FEW)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_part_that_is_too_short(variant: str, tmp_path: Path) -> None:
     parts = one_weight(quantised.FOLDER / variant).parts
@@ -104,6 +108,7 @@ def test_a_scheme_that_is_not_symmetric_needs_its_zeros(tmp_path: Path) -> None:
     assert name in refused(folder)
 
 
+@pytest.mark.drawn(few=FEW)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parts_of_a_dtype_that_the_format_does_not_have(variant: str, tmp_path: Path) -> None:
     """The numbers may be the same: what wrote them is not known."""
@@ -118,6 +123,7 @@ def test_parts_of_a_dtype_that_the_format_does_not_have(variant: str, tmp_path: 
             refused(folder)
 
 
+@pytest.mark.drawn(few=FEW)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_scales_of_zero(variant: str, tmp_path: Path) -> None:
     """Nothing would be left of a weight that has codes."""
@@ -140,6 +146,7 @@ def test_a_weight_of_zeros_is_one(tmp_path: Path) -> None:
     gathered(folder)
 
 
+@pytest.mark.drawn(few=FEW)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_codes_of_other_dimensions(variant: str, tmp_path: Path) -> None:
     name = one_weight(quantised.FOLDER / variant).parts["codes"]

@@ -9,17 +9,19 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
-import openai
 import pytest
 
 from onboard import SamplingParams
 from onboard.serve.service import Service
 from tests.support.runtime.paused import SECONDS, paused, wait_until
-from tests.support.serving import served, speaking_model
+from tests.support.serving import client_of_openai, served, speaking_model
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 WEATHER = {
     "type": "function",
@@ -45,8 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Serv
 
 
 @pytest.fixture(scope="module")
-def client(server: tuple[str, Service]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0)
+def client(server: tuple[str, Service]) -> OpenAI:
+    return client_of_openai(server[0])
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def alone(service: Service, prompt: list[int], **options: Any) -> Any:
     return asyncio.run(service.llm.generate(prompt, params))
 
 
-def test_a_completion_is_the_engines(client: openai.OpenAI, service: Service) -> None:
+def test_a_completion_is_the_engines(client: OpenAI, service: Service) -> None:
     ids = service.llm.llm.encode("the dog")
     expected = alone(service, ids)
     for prompt in ("the dog", ids):
@@ -79,7 +81,7 @@ def test_a_completion_is_the_engines(client: openai.OpenAI, service: Service) ->
     assert chunks[-1].usage.completion_tokens == len(expected.token_ids)
 
 
-def test_several_prompts_and_outputs(client: openai.OpenAI) -> None:
+def test_several_prompts_and_outputs(client: OpenAI) -> None:
     prompts = ["the dog", "the cat sat"]
     options = {"model": "tiny", "max_tokens": 6, "n": 3, "seed": 7, "temperature": 1.0}
     whole = client.completions.create(prompt=prompts, **options)
@@ -92,7 +94,7 @@ def test_several_prompts_and_outputs(client: openai.OpenAI) -> None:
     assert list(texts.values()) == [each.text for each in whole.choices]
 
 
-def test_log_probabilities_and_echo(client: openai.OpenAI, service: Service) -> None:
+def test_log_probabilities_and_echo(client: OpenAI, service: Service) -> None:
     """As evaluation harnesses ask: of the prompt's own tokens, without more text."""
     ids = service.llm.llm.encode("the dog sat on the mat")
     found = client.completions.create(
@@ -114,7 +116,7 @@ def test_log_probabilities_and_echo(client: openai.OpenAI, service: Service) -> 
     assert len(longer.choices[0].logprobs.tokens) == len(ids) + longer.usage.completion_tokens
 
 
-def test_a_conversation_is_the_templates(client: openai.OpenAI, service: Service) -> None:
+def test_a_conversation_is_the_templates(client: OpenAI, service: Service) -> None:
     written = service.llm.llm.engine.tokenizer.encode_plain("<user>the cat[calm]<assistant>")
     expected = alone(service, written, skip_special_tokens=False)
     options = {**GREEDY, "extra_body": {"chat_template_kwargs": {"mood": "calm"}}}
@@ -130,7 +132,7 @@ def test_a_conversation_is_the_templates(client: openai.OpenAI, service: Service
     assert chunks[-1].choices[0].finish_reason == found.choices[0].finish_reason
 
 
-def test_chat_log_probabilities(client: openai.OpenAI) -> None:
+def test_chat_log_probabilities(client: OpenAI) -> None:
     options = {**GREEDY, "messages": USER, "logprobs": True, "top_logprobs": 3}
     found = client.chat.completions.create(**options)
     content = found.choices[0].logprobs.content
@@ -149,7 +151,7 @@ def test_chat_log_probabilities(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_a_required_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
+def test_a_required_tool_is_called(client: OpenAI, choice: Any) -> None:
     options = {"model": "tiny", "messages": USER, "tools": [WEATHER], "tool_choice": choice}
     options["parallel_tool_calls"] = False  # a random model would call until its tokens end
     found = client.chat.completions.create(max_tokens=300, seed=1, **options)
@@ -171,7 +173,7 @@ def test_a_required_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_a_result_of_a_tool_goes_back(client: openai.OpenAI, service: Service) -> None:
+def test_a_result_of_a_tool_goes_back(client: OpenAI, service: Service) -> None:
     call = {
         "id": "c1",
         "type": "function",
@@ -189,7 +191,7 @@ def test_a_result_of_a_tool_goes_back(client: openai.OpenAI, service: Service) -
     assert found.usage.prompt_tokens == len(written)
 
 
-def test_the_answer_has_the_shape_that_is_asked_for(client: openai.OpenAI) -> None:
+def test_the_answer_has_the_shape_that_is_asked_for(client: OpenAI) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
               "additionalProperties": False}  # fmt: skip
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
@@ -296,7 +298,7 @@ def test_who_goes_away_is_not_computed_for(
         assert engine.stats.cancelled == before + 8
 
 
-def test_many_clients_get_what_they_would_alone(client: openai.OpenAI, service: Service) -> None:
+def test_many_clients_get_what_they_would_alone(client: OpenAI, service: Service) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -316,7 +318,7 @@ def test_many_clients_get_what_they_would_alone(client: openai.OpenAI, service: 
         assert answer == expected.text
 
 
-def test_facts_of_the_server(client: openai.OpenAI, server: tuple[str, Service]) -> None:
+def test_facts_of_the_server(client: OpenAI, server: tuple[str, Service]) -> None:
     assert [each.id for each in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
     assert httpx.get(f"{server[0]}/health", timeout=SECONDS).status_code == 200

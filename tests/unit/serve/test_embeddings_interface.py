@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 import torch
 
 from onboard.serve.service import Service
-from tests.support.serving import served, speaking_model
+from tests.support.serving import client_of_openai, served, speaking_model
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Serv
 
 def test_openais_client_gets_them(server: tuple[str, Service]) -> None:
     """It asks for base64, and for numbers."""
-    client = openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0)
+    client = client_of_openai(server[0])
     texts = ["the cat", "the dog sat on the mat"]
     encode = server[1].llm.llm.encode
 
@@ -55,6 +54,8 @@ def test_openais_client_gets_them(server: tuple[str, Service]) -> None:
     ],
 )
 def test_what_has_no_vector(server: tuple[str, Service], given: Any, words: str) -> None:
-    client = openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0)
-    with pytest.raises(openai.BadRequestError, match=words):
+    from openai import BadRequestError
+
+    client = client_of_openai(server[0])
+    with pytest.raises(BadRequestError, match=words):
         client.embeddings.create(model="tiny", **given)

@@ -7,15 +7,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from onboard.errors import NotFiniteError
 from onboard.serve.service import Service
 from tests.support.runtime.paused import SECONDS, paused, wait_until
-from tests.support.serving import served, speaking_model
+from tests.support.serving import client_of_anthropic, client_of_openai, served, speaking_model
 
 USER: Any = [{"role": "user", "content": "the cat"}]
 EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -137,15 +135,15 @@ def test_parts_of_a_result_that_are_no_text_are_named(server: tuple[str, Service
 
 
 def test_both_clients_list_the_models(server: tuple[str, Service]) -> None:
-    theirs = openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0)
-    claude = anthropic.Anthropic(base_url=server[0], api_key="none", max_retries=0)
+    theirs = client_of_openai(server[0])
+    claude = client_of_anthropic(server[0])
     assert [each.id for each in theirs.models.list()] == ["tiny"]
     [model] = claude.models.list()
     assert (model.id, model.type, model.display_name) == ("tiny", "model", "tiny")
 
 
 def test_tokens_from_the_cache_are_counted(server: tuple[str, Service]) -> None:
-    theirs = openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0)
+    theirs = client_of_openai(server[0])
     prompt = list(range(1, 201))
     for time in range(2):
         found = theirs.completions.create(model="tiny", prompt=prompt, max_tokens=1)

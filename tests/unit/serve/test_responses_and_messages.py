@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from onboard.serve.service import Service
 from tests.support.runtime.paused import SECONDS
-from tests.support.serving import served, speaking_model
+from tests.support.serving import client_of_anthropic, client_of_openai, served, speaking_model
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 SCHEMA = {
     "type": "object",
@@ -35,17 +37,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Serv
 
 
 @pytest.fixture(scope="module")
-def theirs(server: tuple[str, Service]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0)
+def theirs(server: tuple[str, Service]) -> OpenAI:
+    return client_of_openai(server[0])
 
 
 @pytest.fixture(scope="module")
-def claude(server: tuple[str, Service]) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server[0], api_key="none", max_retries=0)
+def claude(server: tuple[str, Service]) -> Anthropic:
+    return client_of_anthropic(server[0])
 
 
 @pytest.fixture(scope="module")
-def expected(theirs: openai.OpenAI) -> str:
+def expected(theirs: OpenAI) -> str:
     """The chat interface's answer, which the others have to give, too."""
     found = theirs.chat.completions.create(
         model="tiny", messages=USER, temperature=0, max_tokens=12
@@ -53,7 +55,7 @@ def expected(theirs: openai.OpenAI) -> str:
     return str(found.choices[0].message.content)
 
 
-def test_a_response(theirs: openai.OpenAI, expected: str) -> None:
+def test_a_response(theirs: OpenAI, expected: str) -> None:
     options: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 12}
     for given in ("the cat", USER, [{"type": "message", "role": "user", "content": [
         {"type": "input_text", "text": "the cat"}]}]):  # fmt: skip
@@ -71,7 +73,7 @@ def test_a_response(theirs: openai.OpenAI, expected: str) -> None:
     assert "".join(texts) == expected
 
 
-def test_a_response_calls_a_tool_and_gets_its_result(theirs: openai.OpenAI) -> None:
+def test_a_response_calls_a_tool_and_gets_its_result(theirs: OpenAI) -> None:
     options: Any = {
         "model": "tiny",
         "tools": [FUNCTION],
@@ -101,7 +103,7 @@ def test_a_response_calls_a_tool_and_gets_its_result(theirs: openai.OpenAI) -> N
     assert again.usage.input_tokens > found.usage.input_tokens
 
 
-def test_a_response_has_the_shape_that_is_asked_for(theirs: openai.OpenAI) -> None:
+def test_a_response_has_the_shape_that_is_asked_for(theirs: OpenAI) -> None:
     shape: Any = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA}}
     found = theirs.responses.create(
         model="tiny", input="the cat", text=shape, max_output_tokens=200
@@ -156,7 +158,7 @@ def test_what_coding_agents_send(server: tuple[str, Service]) -> None:
     assert models["models"]
 
 
-def test_a_message(claude: anthropic.Anthropic, expected: str) -> None:
+def test_a_message(claude: Anthropic, expected: str) -> None:
     options: Any = {"model": "tiny", "max_tokens": 12, "extra_body": {"temperature": 0}}
     found = claude.messages.create(messages=USER, **options)
     assert found.content[0].text == expected
@@ -171,7 +173,7 @@ def test_a_message(claude: anthropic.Anthropic, expected: str) -> None:
     assert counted.input_tokens == found.usage.input_tokens
 
 
-def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, expected: str) -> None:
+def test_a_stop_sequence_is_named(claude: Anthropic, expected: str) -> None:
     # Bytes that are no character are held back until the next one: no text to stop at.
     whole = [character for character in expected[4:] if character not in "\ufffd\n"]
     stops = [whole[0], "never said"]
@@ -187,7 +189,7 @@ def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, expected: str) ->
     assert (none.stop_reason, none.stop_sequence) == ("max_tokens", None)
 
 
-def test_a_message_uses_a_tool_and_gets_its_result(claude: anthropic.Anthropic) -> None:
+def test_a_message_uses_a_tool_and_gets_its_result(claude: Anthropic) -> None:
     options: Any = {"model": "tiny", "max_tokens": 300, "tools": [TOOL]}
     any_: Any = {"type": "any", "disable_parallel_tool_use": True}
     for choice in (any_, {"type": "tool", "name": "weather"}):

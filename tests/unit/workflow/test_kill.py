@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.checkpoints import tree
+from tests.support.warm import Warm
 
 PAUSE = 0.02
 # Times, and the log of what happened: they differ between any two runs.
 VARYING = ("state.json", "worklog.md", "worklog.jsonl")
 
 
-def start(model: Path, root: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.support.fakes", str(model), str(root), str(PAUSE)]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[3])}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def words(model: Path, root: Path) -> tuple[str, ...]:
+    return "tests.support.fakes", str(model), str(root), str(PAUSE)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0, stderr
-    return stdout
+def finish(warm: Warm, model: Path, root: Path) -> str:
+    """Run the phases to their end; return what is printed."""
+    done = warm(*words(model, root))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def end_after(seconds: float, warm: Warm, model: Path, root: Path) -> bool:
+    """Begin to run the phases, and kill the process so long after they have begun, if it lives;
+    return whether it did.
+    """
+    with warm.started(*words(model, root)) as (process, printed):
+        assert printed.readline() == "ready\n"
+        time.sleep(seconds)
+        os.kill(process.pid, signal.SIGKILL)
+    return process.code != 0
 
 
 @pytest.fixture
@@ -40,18 +49,16 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def undisturbed(model: Path, tmp_path: Path) -> tuple[dict[str, str], float]:
+def undisturbed(model: Path, warm: Warm, tmp_path: Path) -> tuple[dict[str, str], float]:
     """The tree that a run of its own leaves, and how long its phases take."""
-    process = start(model, tmp_path / "undisturbed")
-    assert process.stdout is not None
-    process.stdout.readline()
-    began = time.monotonic()
-    finish(process)
+    with warm.started(*words(model, tmp_path / "undisturbed")) as (_, printed):
+        assert printed.readline() == "ready\n"
+        began = time.monotonic()
     return tree(tmp_path / "undisturbed", ignore=VARYING), time.monotonic() - began
 
 
 def test_killed_at_random_moments(
-    model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path
+    model: Path, undisturbed: tuple[dict[str, str], float], warm: Warm, tmp_path: Path
 ) -> None:
     expected, seconds = undisturbed
     seed = random.randrange(2**31)
@@ -61,16 +68,10 @@ def test_killed_at_random_moments(
     # A run that ends before its moment is right too, and is not one of the ten
     for attempt in itertools.count():
         root = tmp_path / f"root{attempt}"
-        process = start(model, root)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(moments.uniform(0, seconds))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        killed += process.returncode == -signal.SIGKILL
-        finish(start(model, root))
+        killed += end_after(moments.uniform(0, seconds), warm, model, root)
+        finish(warm, model, root)
         assert tree(root, ignore=VARYING) == expected, f"attempt {attempt}"
-        repeated = finish(start(model, root))
+        repeated = finish(warm, model, root)
         assert repeated.split()[1:] == [
             f"{name}:skipped" for name in ("one", "two", "three", "four", "five")
         ]
@@ -79,45 +80,40 @@ def test_killed_at_random_moments(
 
 
 def test_killed_again_and_again(
-    model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path
+    model: Path, undisturbed: tuple[dict[str, str], float], warm: Warm, tmp_path: Path
 ) -> None:
     """Each run lives a little longer than a phase needs, so that the work gets done in pieces."""
     expected, seconds = undisturbed
     root = tmp_path / "root"
     for _ in range(20):
-        process = start(model, root)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(seconds / 3)
-        process.kill()
-        process.communicate()
-        if process.returncode == 0:
+        if not end_after(seconds / 3, warm, model, root):
             break
-    finish(start(model, root))
+    finish(warm, model, root)
     assert tree(root, ignore=VARYING) == expected
 
 
-def test_two_models_at_once(tmp_path: Path) -> None:
+def test_two_models_at_once(warm: Warm, tmp_path: Path) -> None:
     models = [tmp_path / name for name in ("a", "b")]
     for model in models:
         model.mkdir()
     together, apart = tmp_path / "together", tmp_path / "apart"
-    for process in [start(model, together) for model in models]:
-        assert "skipped" not in finish(process)
+    with ThreadPoolExecutor() as threads:
+        printed = threads.map(lambda model: finish(warm, model, together), models)
+    assert all("skipped" not in each for each in printed)
     for model in models:
-        finish(start(model, apart))
+        finish(warm, model, apart)
     assert tree(together, ignore=VARYING) == tree(apart, ignore=VARYING)
     assert (together / "registry" / "models.txt").read_text() == "a\nb\n"
 
 
 def test_the_same_model_twice_at_once(
-    model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path
+    model: Path, undisturbed: tuple[dict[str, str], float], warm: Warm, tmp_path: Path
 ) -> None:
     """One of them works, the other waits and then finds all of it done."""
     root = tmp_path / "root"
-    lines = sorted(
-        finish(process).split("\n")[1] for process in [start(model, root) for _ in range(2)]
-    )
+    with ThreadPoolExecutor() as threads:
+        printed = list(threads.map(lambda _: finish(warm, model, root), range(2)))
+    lines = sorted(each.split("\n")[1] for each in printed)
     assert lines[0].count("done") == 5
     assert lines[1].count("skipped") == 5
     assert tree(root, ignore=VARYING) == undisturbed[0]
