@@ -22,7 +22,7 @@ from onboard.codegen.translate.language.trees.syntax import (
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Unread, Value
 from onboard.codegen.translate.mechanisms.recurrent import bound, scan
 from onboard.hf.old import recurrent_forms
-from onboard.hf.old.fla import linear_attention_forms
+from onboard.hf.old.fla import linear_attention_forms, rwkv7_forms
 from onboard.hf.old.fla.kda_gates import fused_kda_gate
 from onboard.hf.old.fla.token_axis import shown_by
 from onboard.ops.written_forms import CallForm
@@ -40,7 +40,12 @@ def _of_fla(expression: str) -> CallForm:
     return replace(_OF_FLA, expression=f"torch.ops.onboard.{expression}")
 
 
-_OF_TOKENS = frozenset({"q", "k", "v", "g", "gk", "beta", "r", "w"})
+def _of_rwkv7(tensors: str) -> CallForm:
+    form = _of_fla(f"torch_dplr_delta_rule({tensors}, scale)")
+    return replace(form, ignored=form.ignored | {"safe_gate", "chunk_size", "lower_bound"})
+
+
+_OF_TOKENS = frozenset({"q", "k", "v", "g", "gk", "beta", "r", "w", "a", "b", "kk"})
 """What functions of `fla` are given of each token."""
 _FORMS: dict[Callable[..., Any], CallForm] = {
     linear_attention_forms.chunk_gated_delta_rule: _of_fla(
@@ -65,6 +70,11 @@ _FORMS: dict[Callable[..., Any], CallForm] = {
     linear_attention_forms.fused_recurrent_gla: _of_fla(
         "torch_gated_linear_attention(q * scale, k, v, gk)"
     ),
+    rwkv7_forms.chunk_dplr_delta_rule: _of_rwkv7("q, k, v, a, b, gk"),
+    rwkv7_forms.fused_recurrent_dplr_delta_rule: _of_rwkv7("q, k, v, a, b, gk"),
+    rwkv7_forms.chunk_rwkv7: _of_rwkv7("r, k, v, a, b, w"),
+    rwkv7_forms.fused_recurrent_rwkv7: _of_rwkv7("r, k, v, a, b, w"),
+    rwkv7_forms.fused_mul_recurrent_rwkv7: _of_rwkv7("r, k, v, -kk, kk * a, w"),
     recurrent_forms.causal_conv1d_fn: CallForm(
         "torch.ops.onboard.torch_causal_conv1d(x, weight.unsqueeze(1), bias, activation=activation)",
         fixed={"return_final_states": False},
