@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onboard.ops.delta_rule.cached_delta_rule import delta_state
 from onboard.ops.delta_rule.delta_rule import fake_delta_rule
+from onboard.ops.delta_rule.dplr_calls import CALLS
 from onboard.ops.library import register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.recurrences.channel_decays import moved, until, until_end
@@ -26,6 +27,7 @@ numbers a head.
     fake_delta_rule,
     carries_state=True,
     described="Delta rule mixer that takes away by keys of its own",
+    called_as=CALLS,
     hinted=True,
 )
 def torch_dplr_delta_rule(

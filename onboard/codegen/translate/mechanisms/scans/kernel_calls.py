@@ -20,7 +20,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     constant,
 )
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Unread, Value
-from onboard.codegen.translate.mechanisms.recurrent import bound, scan
+from onboard.codegen.translate.mechanisms.recurrent import bound, scan, without_zeros
 from onboard.hf.old import recurrent_forms
 from onboard.hf.old.fla import linear_attention_forms, rwkv7_forms
 from onboard.hf.old.fla.kda_gates import fused_kda_gate
@@ -28,9 +28,10 @@ from onboard.hf.old.fla.token_axis import shown_by
 from onboard.ops.written_forms import CallForm
 
 _STATE, _FIRST, _GATES = "output_final_state", "head_first", "use_gate_in_kernel"
+_BEFORE = "initial_state"
 _OF_FLA = CallForm(
     "",
-    fixed={"initial_state": None, "cu_seqlens": None},
+    fixed={_BEFORE: None, "cu_seqlens": None},
     ignored=frozenset({_STATE}),
     with_state=True,
 )
@@ -125,6 +126,8 @@ def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
         args = _with_scale(function, args)
     if _GATES in form.fixed:
         args = _with_decays(function, args, frame)
+    if _BEFORE in form.fixed:
+        args = without_zeros(bound(function, args), {_BEFORE}, frame)
     made = scan(function, form, args)
     if not isinstance(made, Items):
         return made
