@@ -141,3 +141,52 @@ def test_calls_become_the_op(translate: Translate, draw: Any) -> None:
         assert rmse_ratio(ours(x), original(x)) < 1e-5
     with pytest.raises(Untranslatable, match="scale"):
         translate(CALLS.replace("SCALE", ""), {"size": 4}, specialised=True)
+
+
+CHOSEN = """
+from onboard.hf.old.fla.rwkv7_forms import ACTIVATIONS as ACT2FN
+from onboard.hf.old.fla.rwkv7_forms import chunk_rwkv7, fused_recurrent_rwkv7
+
+
+class Inner(nn.Module):
+    def __init__(self, act="relu", mode="chunk"):
+        super().__init__()
+        self.act = ACT2FN[act]
+        self.mode = mode
+
+    def forward(self, x):
+        mode = "fused" if x.shape[1] <= 8 else self.mode
+        x = self.act(x).view(*x.shape[:2], 2, 4)
+        turned = chunk_rwkv7 if mode == "chunk" else OTHER
+        out, _ = turned(r=x, w=-x, k=x, v=x, a=-x, b=x, scale=1.0, initial_state=None)
+        return out.flatten(2)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = Inner(config.act)
+
+    def forward(self, x):
+        return self.inner(x)
+"""
+
+
+def test_one_of_two_functions_that_compute_the_same_may_be_called(
+    translate: Translate, draw: Any
+) -> None:
+    """And an activation be told by an argument that its module does not keep."""
+    text, config = CHOSEN.replace("OTHER", "fused_recurrent_rwkv7"), {"act": "sqrelu"}
+    state, _, _ = translate(text, config, specialised=True)
+    written = _with_parts(state)
+    assert written.count("torch.ops.onboard.torch_dplr_delta_rule(") == 1
+    assert "'sqrelu': 'relu2'" in written
+    for act in ("sqrelu", "relu"):
+        made = f"from transformers.activations import ACT2FN\n{written}"
+        original, ours = (_made(code, {"act": act}) for code in (text, made))
+        for length in (5, 21):
+            x = draw(2, length, 8) / 3
+            _near(ours(x), original(x))
+    other = CHOSEN.replace("OTHER", "(lambda **_: (x, None))")
+    with pytest.raises(Untranslatable):
+        translate(other, config, specialised=True)

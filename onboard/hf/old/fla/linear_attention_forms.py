@@ -12,8 +12,8 @@ from torch import nn
 
 from onboard.hf.old.attention_forms import get_unpad_data, index_first_axis, pad_input
 from onboard.hf.old.fla import rwkv7_forms
+from onboard.hf.old.fla.each_text import each_text, start, wide
 from onboard.hf.old.fla.kda_gates import fused_kda_gate
-from onboard.hf.old.fla.texts import each_text, start, wide
 from onboard.hf.old.layers.norm_forms import rms_norm
 from onboard.hf.old.recurrent_forms import causal_conv1d_fn
 
@@ -389,7 +389,7 @@ _NAMED = (
     pad_input,
     get_unpad_data,
 )
-FORMS: dict[str, Any] = {
+FORMS: dict[str, Any] = {"fla..ACT2FN": rwkv7_forms.ACTIVATIONS} | {
     name: form
     for form in _NAMED
     for name in (f"fla..{form.__name__}", f"fla..{_FUSED.get(form.__name__, form.__name__)}")

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 
-from onboard.hf.old.fla.texts import each_text, start, wide
+from onboard.hf.old.fla.each_text import each_text, start, wide
 
 
 def chunk_dplr_delta_rule(
@@ -247,3 +248,6 @@ FORMS: tuple[Any, ...] = (
     LoRA,
 )
 """Functions and classes by their own names."""
+_KEPT = {"relu": "relu", "sigmoid": "sigmoid", "silu": "silu", "sqrelu": "relu2", "swish": "silu"}
+ACTIVATIONS = {key: ACT2FN[known] for key, known in _KEPT.items()}
+"""What `fla` calls activations that transformers has."""

@@ -13,6 +13,7 @@ from typing import Any
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import assigned
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.object_values import Global
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -98,24 +99,46 @@ class KernelCalls(Mechanism):
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """The op that a function computes."""
-        form = _FORMS.get(function) if callable(function) else None
-        return None if form is None else _op(function, form, args, frame)
+        return _op(function, _FORMS[function], args, frame) if _has_form(function) else None
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
-        """The op that every function of a module's table computes, whichever is taken."""
-        match callee:
-            case Code(
-                expr=ast.Subscript(value=ast.Attribute(value=ast.Name(id="self"), attr=attr))
-            ) if frame.cls is not None:
-                tables = [
-                    vars(item).get(attr) for item in frame.translator.modules_of(frame.cls.cls)
-                ]
-                functions = [
-                    each for table in tables if isinstance(table, dict) for each in table.values()
-                ]
-                if functions and all(each is functions[0] for each in functions):
-                    return self.call(functions[0], callee.expr, args, frame)
-        return None
+        """The op that every function of a module's table computes, or both of a condition, whichever
+        is taken.
+        """
+        functions = _functions(callee, frame)
+        if not isinstance(callee, Code) or not functions or not all(map(_has_form, functions)):
+            return None
+        first, *rest = [_op(each, _FORMS[each], args, frame) for each in dict.fromkeys(functions)]
+        return first if all(_is_same(each, first) for each in rest) else None
+
+
+def _has_form(function: Any) -> bool:
+    return callable(function) and function in _FORMS
+
+
+def _functions(callee: Value, frame: Frame) -> list[Any]:
+    """Return the functions that may be called; none where that is not known."""
+    match callee:
+        case Code(
+            expr=ast.Subscript(value=ast.Attribute(value=ast.Name(id="self"), attr=attr))
+        ) if frame.cls is not None:
+            modules = frame.translator.modules_of(frame.cls.cls)
+            tables = [vars(item).get(attr) for item in modules]
+            return [each for item in tables if isinstance(item, dict) for each in item.values()]
+        case Code(expr=ast.Name(id=variable)):
+            match assigned(frame).get(variable):
+                case [ast.IfExp(body=ast.Name() as one, orelse=ast.Name() as other)]:
+                    sides = [frame.evaluate(side) for side in (one, other)]
+                    return [side.obj if isinstance(side, Global) else None for side in sides]
+    return []
+
+
+def _is_same(one: Value, other: Value) -> bool:
+    """Whether two results are the same op of the same, and a state that nothing may read."""
+    match one, other:
+        case Items(items=(first, _)), Items(items=(second, _)):
+            return _is_same(first, second)
+    return ast.dump(one.code()) == ast.dump(other.code())
 
 
 def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
