@@ -10,22 +10,26 @@ Read = Callable[[str], str | None]
 """Returns the text of a file by its path in the package; None where there is none."""
 
 
-def flat_package(read: Read, name: str, modules: Iterable[str]) -> dict[str, str]:
+def flat_package(
+    read: Read, name: str, modules: Iterable[str], installed: Iterable[str] = ()
+) -> dict[str, str]:
     """Return the files that modules (`a.b.c`) of a package need, by their new names.
 
     Args:
         read: of the package.
         name: the package's, by which its files may import one another.
         modules: those to begin with.
+        installed: modules that stay imports of the package, with those below them.
     """
     found: dict[str, str] = {}
+    kept = tuple(installed)
     wanted = [*modules]
     while wanted:
         module = wanted.pop()
         path = _path(read, module)
         if path is None or f"{_flat(module)}.py" in found:
             continue
-        text, more = _flattened(read, name, module, path)
+        text, more = _flattened(read, name, module, path, kept)
         found[f"{_flat(module)}.py"] = text
         wanted += more
     return found
@@ -41,14 +45,16 @@ def _flat(module: str) -> str:
     return module.replace(".", "_") or "package_root"
 
 
-def _flattened(read: Read, name: str, module: str, path: str) -> tuple[str, list[str]]:
+def _flattened(
+    read: Read, name: str, module: str, path: str, kept: tuple[str, ...]
+) -> tuple[str, list[str]]:
     """Return a file with imports of its new neighbours, and which modules these are."""
     text = read(path) or ""
     lines, wanted = text.splitlines(), list[str]()
     imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     for node in sorted(imports, key=lambda node: -node.lineno):
         target = _target(node, name, module, path.endswith("__init__.py"))
-        if target is None:
+        if target is None or any(f"{target}.".startswith(f"{each}.") for each in kept):
             continue
         indent = re.match(r"\s*", lines[node.lineno - 1])
         new, more = _neighbours(read, target, node.names)

@@ -13,7 +13,8 @@ random weights, from the repository's own class, with the transformers that it w
 those of each token by the text up to it where the table says `by_prefix`. Where it says
 `loaded_alone`, the class sets first values of other shapes than its checkpoints have; `kernels_of`
 names a package for whose kernels the class casts to half precision, which is left out in float32, or
-asserts that it is that, on a GPU, which is not asked.
+asserts that it is that, on a GPU, which is not asked. `modules` names those of a package that become
+files of one folder, with what they import of it but for what is below `installed`.
 
 `check` does all of it for models that are filled: it runs the whole command, generates with the
 model file that came of it, and has the repository's class judge the texts. It prints a line a
@@ -120,7 +121,8 @@ def _fill_flat(git_folder: Path, folder: Path, entry: dict[str, Any]) -> None:
         return None if found.returncode else found.stdout
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in flat_package(read, Path(entry["path"]).name, entry["modules"]).items():
+    package, installed = Path(entry["path"]).name, entry.get("installed", ())
+    for name, text in flat_package(read, package, entry["modules"], installed).items():
         (folder / name).write_text(text, encoding="utf-8")
 
 

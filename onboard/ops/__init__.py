@@ -34,6 +34,7 @@ registers them all.
 | `convolution/triton_cached_causal_conv.py` | `triton_cached_causal_conv1d` |
 | `delta_rule/cached_delta_rule.py` | `torch_cached_delta_rule`, `torch_cached_gated_delta_rule` |
 | `delta_rule/delta_rule.py` | `torch_delta_rule`, `torch_gated_delta_rule` |
+| `delta_rule/dplr.py` | `torch_cached_dplr_delta_rule`, `torch_dplr_delta_rule` |
 | `delta_rule/fla_delta_rule.py` | `fla_cached_gated_delta_rule` |
 | `delta_rule/fused_gdn_gating.py` | `torch_fused_gdn_gating` |
 | `delta_rule/kda.py` | `torch_cached_kda`, `torch_kda` |

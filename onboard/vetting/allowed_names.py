@@ -52,13 +52,13 @@ OTHER_BUILTINS = {"input", "hash", "id", "type", "filter", "map", "ascii", "bin"
 DECORATORS = {"staticmethod", "classmethod", "property"}
 
 _FUNCTIONS = """
-    abs acos add addmm all amax amin any arange argmax argmin argsort as_tensor asinh atan2
+    abs acos add addcmul addmm all amax amin any arange argmax argmin argsort as_tensor asinh atan2
     atanh baddbmm bernoulli bincount bitwise_and bitwise_not bitwise_or bitwise_xor bmm
     broadcast_to bucketize cat ceil chunk clamp clamp_max clamp_min clip clone complex concat
     concatenate conj cos cosh cross cummax cummin cumprod cumsum detach diff div dropout einsum
     empty empty_like eq equal erf exp expm1 eye flatten flip floor floor_divide fmod full
     full_like gather ge get_default_dtype greater gt hstack index_select isfinite isin isinf
-    isnan le linalg.norm linalg.vector_norm linspace log log10 log1p log2 log_softmax
+    isnan le lerp linalg.norm linalg.vector_norm linspace log log10 log1p log2 log_softmax
     logical_and logical_not logical_or logsumexp lt masked_fill matmul max maximum mean meshgrid
     min minimum mm movedim mul multiply nan_to_num ne neg nonzero norm normal numel ones
     ones_like outer polar pow prod rand rand_like randperm randn randn_like reciprocal relu remainder
@@ -102,7 +102,7 @@ CANONICAL_OP = re.compile(
 )
 
 _ATTRIBUTES = """
-    abs abs_ acos add add_ add_module all amax amin any append architectures argmax argmin argsort asinh
+    abs abs_ acos add add_ add_module addcmul all amax amin any append architectures argmax argmin argsort asinh
     atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bmm bool
     broadcast_to byte ceil chunk chunk_size_feed_forward clamp clamp_ clamp_max clamp_min clip
     clone complex conj contiguous copy_ cos cosh count cross cummax cummin cumprod cumsum data

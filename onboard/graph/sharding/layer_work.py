@@ -55,6 +55,10 @@ _does_work(ops.torch_sparse_mla, Mixer(_LATENT | {"sinks": "h"}, "..h.", "mla"))
 _does_work(ops.torch_gated_delta_rule, Mixer(_HEADS | {"g": "..h", "beta": "..h"}, "..h.", "delta"))
 _does_work(ops.torch_delta_rule, Mixer(_HEADS | {"beta": "..h"}, "..h.", "delta"))
 _does_work(ops.torch_kda, Mixer(_HEADS | {"g": "..h.", "beta": "..h"}, "..h.", "delta"))
+_does_work(
+    ops.torch_dplr_delta_rule,
+    Mixer(_HEADS | {"a": "..h.", "b": "..h.", "g": "..h."}, "..h.", "delta"),
+)
 _does_work(ops.torch_lightning_attention, Mixer(_HEADS | {"slopes": "h"}, "..h.", "mha"))
 _does_work(
     ops.torch_gated_linear_attention, Mixer(_HEADS | {"g": "..h.", "first": "h."}, "..h.", "mha")

@@ -225,7 +225,7 @@ class Rewriting:
         self, node: Node, own: Signature, hint: Hint | None
     ) -> tuple[Node, Sequence[Layout]]:
         cuts = self._cuts(own, hint)
-        partial = self._passes(node, own)
+        partial = "" if cuts else self._passes(node, own)  # shares of several cuts are no sum
         summed = next((letter for letter in cuts if own.is_summed(letter)), None)
         if summed is not None:
             partial = hint.layer_type if hint is not None else "unknown"

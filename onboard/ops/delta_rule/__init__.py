@@ -1,1 +1,2 @@
-"""Linear attention with correction: the delta rule, gated or not, and Kimi Delta Attention."""
+"""Linear attention with correction: the delta rule, gated or not, Kimi Delta Attention, and that of
+RWKV-7."""

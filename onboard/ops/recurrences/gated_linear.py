@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
+from onboard.ops.recurrences.channel_decays import moved, until, until_end
 from onboard.ops.ssm.ssm import wide_dtype
 from onboard.ops.written_forms import CallForm
 
@@ -131,27 +131,13 @@ def _gated_linear_attention(
 
 
 def _chunk(inputs: list[Tensor], first: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a chunk's outputs [batch, heads, tokens, value_dim] and the state behind it.
-
-    What decays add up to between two tokens is summed from the one to the other: differences of
-    sums from the beginning would lose what is small behind a strong one, or be none of two
-    infinities.
-    """
+    """Return a chunk's outputs [batch, heads, tokens, value_dim] and the state behind it."""
     query, key, value, decay = inputs
     before = 0 if first is None else 1  # how far back a token finds the state
-    seen = _moved(decay, before)
-    every = torch.ones(decay.shape[2], decay.shape[2], dtype=torch.bool, device=decay.device)
-    between = seen.unsqueeze(3).expand(-1, -1, -1, seen.shape[2], -1)
-    between = between.masked_fill(every.triu(-before).unsqueeze(-1), 0).cumsum(2).exp()
-    weights = torch.einsum("bhic,bhjc,bhijc->bhij", query, key, between).tril(-before)
+    seen = moved(decay, before)
+    weights = torch.einsum("bhic,bhjc,bhijc->bhij", query, key, until(seen, before)).tril(-before)
     if first is not None:
         weights = weights + torch.diag_embed((query * first * key).sum(-1))
     out = (query * seen.cumsum(2).exp()) @ state + weights @ value
-    left = _moved(decay.flip(2), 1).cumsum(2).flip(2).exp()
     kept = state * decay.sum(2).exp().unsqueeze(-1)
-    return out, kept + (key * left).transpose(2, 3) @ value
-
-
-def _moved(x: Tensor, tokens: int) -> Tensor:
-    """Return [batch, heads, tokens, size] by so many tokens later, with zeros in front."""
-    return F.pad(x, (0, 0, tokens, 0))[:, :, : x.shape[2]]
+    return out, kept + (key * until_end(decay)).transpose(2, 3) @ value

@@ -109,8 +109,8 @@ _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached
               "dynamic_mask", "gated_pool", "compressed_attention", "residual_add", "head_input",
               "shifted_positions", "stored", "rope_attention", "rope_mla", "turned_heads")  # fmt: skip
 _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "replayed_ssm", "delta_rule",
-                "cached_delta_rule", "gated_linear", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift",
-                "wkv", "advance")  # fmt: skip
+                "cached_delta_rule", "dplr", "gated_linear", "kda", "lightning", "linear_recurrence", "mlstm",
+                "token_shift", "wkv", "advance", "channel_decays")  # fmt: skip
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused", "fp8_linear",
            "fp8_codes", "fp8_swiglu", "nvfp4_codes", "nvfp4_swiglu",
            "four_bits", "four_bit_linear", "four_bit_product", "four_bit_vector", "quantised_moe", "four_bit_moe",
@@ -141,7 +141,7 @@ AREAS = {
             "recurrences",
             _ops(_RECURRENCES),
             ("ops/test_op_cached_state.py", "ops/test_op_recurrences.py", "ops/test_op_kda.py",
-             "ops/test_op_gated_linear.py", "ops/test_op_mixers.py"),
+             "ops/test_op_dplr.py", "ops/test_op_gated_linear.py", "ops/test_op_mixers.py"),
         ),
         Area(
             "layers",

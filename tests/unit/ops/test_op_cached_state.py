@@ -33,6 +33,7 @@ from onboard.ops.delta_rule.cached_delta_rule import (
     torch_cached_delta_rule,
     torch_cached_gated_delta_rule,
 )
+from onboard.ops.delta_rule.dplr import torch_cached_dplr_delta_rule
 from onboard.ops.delta_rule.kda import torch_cached_kda
 from onboard.ops.hidden_states.head_input import torch_cached_head_input, torch_head_input
 from onboard.ops.hidden_states.residual_add import torch_cached_residual_add
@@ -187,6 +188,17 @@ def _kda() -> Mechanism:
             q, k, v, -g.abs(), b.sigmoid(), *_state(info), cache, 0.4, True
         ),
         [(4, 5), (4, 5), (4, 3), (4, 5), (4,)],
+        (4, 5, 3),
+    )
+
+
+def _dplr_delta_rule() -> Mechanism:
+    return Mechanism(
+        lambda *x: ops.torch_dplr_delta_rule(*x[:3], x[3] / 4, x[4] / 4, -x[5].abs(), 0.4),
+        lambda *x: torch_cached_dplr_delta_rule(
+            *x[:3], x[3] / 4, x[4] / 4, -x[5].abs(), *_state(x[6]), x[7], 0.4
+        ),
+        [(4, 5), (4, 5), (4, 3), (4, 5), (4, 5), (4, 5)],
         (4, 5, 3),
     )
 
@@ -538,6 +550,7 @@ MECHANISMS = {
     "gated selective scan": lambda: _scan(gated=True),
     "gated delta rule": _delta_rule,
     "kda": _kda,
+    "dplr delta rule": _dplr_delta_rule,
     "lightning attention": _lightning,
     "gated linear attention": lambda: _gated_linear(weighted=False),
     "gated linear attention that weights the token itself": lambda: _gated_linear(weighted=True),

@@ -49,3 +49,9 @@ def test_files_of_one_name_are_kept_apart(
     assert made.first is sys.modules["flat_own.attention_base"]
     for name in [name for name in sys.modules if name.startswith("flat_own")]:
         del sys.modules[name]
+
+
+def test_what_is_installed_stays_an_import_of_the_package(flat_package: Any) -> None:
+    found = flat_package(FILES.get, "own", ["norms.base"], ["attention"])
+    assert sorted(found) == ["norms_base.py"]
+    assert "from own.attention.base import (" in found["norms_base.py"]

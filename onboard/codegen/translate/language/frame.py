@@ -358,6 +358,7 @@ class Program(Protocol):
     """All of them, as one."""
     states: dict[type, ClassState]
     functions: dict[str, Routine]
+    globals: dict[str, tuple[Any, ModuleSource]]
     argument_facts: dict[tuple[str, str], dict[str, Value]]
     windowed: set[ClassState]
     """Classes with code that makes masks with a window."""
@@ -376,9 +377,8 @@ class Program(Protocol):
     pairs_positions: bool
     """Distances were found between counted positions, which tell nothing of the batch."""
     implementation: str
-    """What the config says of how attention runs, a name of none that transformers knows: code that
-    asks its table for it gets the canonical op. Where that leads nowhere, that of small models.
-    """
+    """How attention runs, by the config: code that asks its table for a name of none that it knows
+    gets the canonical op. Where that leads nowhere, that of small models."""
     writes_positions: bool
     """Counted positions stay `torch.arange`, as they are written."""
     positions: str | None

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from onboard.analysis.source import module_source
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Global
-from onboard.codegen.translate.language.trees.syntax import constant, name
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, constant, name
 from onboard.codegen.translate.language.values import Code, Value
 
 
@@ -27,15 +27,32 @@ def activation(table: Mapping[Any, Any], index: Code, frame: Frame) -> Code | No
     """
     if frame.cls is None or not all(isinstance(entry, nn.Module) for entry in table.values()):
         return None
-    for key, entry in table.items():
+    names = {
+        key: known
+        for key, entry in table.items()
+        if (known := next((own for own in ACT2FN if _same(ACT2FN[own], entry)), None)) is not None
+    }
+    taken = _taken(names, index, frame)
+    if taken is None:
+        return None
+    frame.translator.globals["ACT2FN"] = ACT2FN, module_source("transformers.activations")
+    return Code(ast.Subscript(name("ACT2FN"), taken, ast.Load()), static=True)
+
+
+def _taken(names: Mapping[Any, str], index: Code, frame: Frame) -> ast.expr | None:
+    """Return which of the names in `ACT2FN` this config takes, by those of a table, or what looks it
+    up, where a constructor is told by an argument that it does not keep; None: no name is known.
+    """
+    for key, known in names.items():
         test = ast.Compare(index.expr, [ast.Eq()], [constant(key)])
-        known = next((own for own in ACT2FN if _same(ACT2FN[own], entry)), None)
-        if known is not None and frame.translator.decide(test, Code(test, static=True), frame):
+        try:
+            chosen = frame.translator.decide(test, Code(test, static=True), frame)
+        except Untranslatable:
+            table = ast.Dict([*map(constant, names)], [*map(constant, names.values())])
+            return ast.Subscript(table, index.expr, ast.Load())
+        if chosen:
             frame.translator.guard(test, frame)
-            frame.translator.remember_global(
-                "ACT2FN", ACT2FN, module_source("transformers.activations")
-            )
-            return Code(ast.Subscript(name("ACT2FN"), constant(known), ast.Load()), static=True)
+            return constant(known)
     return None
 
 

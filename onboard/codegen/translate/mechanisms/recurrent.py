@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Collection
 from copy import deepcopy
 from typing import Any
 
 from onboard.analysis.recognise.mixers import call_forms
 from onboard.analysis.recognise.scans.scan_modules import SETTING, module_forms
 from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.decisions import assigned
 from onboard.codegen.translate.language.expressions.objects import attribute_of
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import Config, Instance
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Value, untransposed
 from onboard.ops.written_forms import CallForm
+
+_ZEROS = ("torch.zeros", "torch.zeros_like")
 
 
 def form_of(obj: Any, frame: Frame) -> CallForm | None:
@@ -56,6 +60,8 @@ def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
 def _written(function: Any, form: CallForm, values: dict[str, Value]) -> Value:
     """Return the canonical form of a call whose arguments are known."""
     _check(function, form, values)
+    if unsaid := form.parameters - values.keys():
+        raise Untranslatable(f"{function.__name__} without its argument {min(unsaid)}")
     code = {key: argument(values[key], key in form.turned) for key in form.parameters}
     called = _Simplify().visit(substituted(form.expression, code))
     out = Code(called, transposed=bool(form.turned))
@@ -79,6 +85,31 @@ def bound(function: Any, args: Args) -> dict[str, Value]:
     known = [*names, *(key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY)]
     keywords = {key: value for key, value in args.keywords.items() if key in known}
     return values | dict(zip(names, args.positional, strict=False)) | keywords
+
+
+def without_zeros(given: dict[str, Value], states: Collection[str], frame: Frame) -> Args:
+    """Return arguments, by name, with None for those of `states` that are tensors of zeros, and
+    nothing else before: a text begins with them.
+    """
+    made = assigned(frame)
+    empty = {
+        key: NONE
+        for key, value in given.items()
+        if key in states and isinstance(value, Code) and _is_zeros(value.expr, made)
+    }
+    return Args([], given | empty, [])
+
+
+def _is_zeros(expr: ast.expr, made: dict[str, list[ast.expr | None]]) -> bool:
+    match expr:
+        case ast.Name(id=variable):
+            values = made.get(variable, [])
+            return len(values) == 1 and values[0] is not None and _is_zeros(values[0], made)
+        case ast.Call(func=ast.Attribute(value=inner, attr="float" | "to" | "contiguous")):
+            return _is_zeros(inner, made)
+        case ast.Call(func=function):
+            return ast.unparse(function) in _ZEROS or ast.unparse(function).endswith(".new_zeros")
+    return False
 
 
 def _check(function: Any, form: CallForm, values: dict[str, Value]) -> None:
@@ -151,7 +182,9 @@ class RecurrentMixers(Mechanism):
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """Functions that the analysis found to be canonical ops."""
         form = form_of(function, frame)
-        return None if form is None else scan(function, form, args)
+        if form is None:
+            return None
+        return scan(function, form, without_zeros(bound(function, args), form.empty, frame))
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
         """Modules that are."""

@@ -5,16 +5,15 @@ of heads before tokens (`head_first`) have the two axes exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
 from onboard.hf.old.attention_forms import get_unpad_data, index_first_axis, pad_input
+from onboard.hf.old.fla import rwkv7_forms
+from onboard.hf.old.fla.each_text import each_text, start, wide
 from onboard.hf.old.fla.kda_gates import fused_kda_gate
-from onboard.hf.old.fla.token_axis import heads_come_first
 from onboard.hf.old.layers.norm_forms import rms_norm
 from onboard.hf.old.recurrent_forms import causal_conv1d_fn
 
@@ -45,7 +44,7 @@ def chunk_gated_delta_rule(
     texts = cu_seqlens, head_first
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, g.unsqueeze(-1), beta
-    return _each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
+    return each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
 
 
 def chunk_delta_rule(
@@ -66,7 +65,7 @@ def chunk_delta_rule(
     texts = cu_seqlens, head_first
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, torch.zeros_like(beta).unsqueeze(-1), beta
-    return _each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
+    return each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
 
 
 def chunk_kda(
@@ -95,7 +94,7 @@ def chunk_kda(
     texts = cu_seqlens, False  # since before heads could come first
     settings = scale, initial_state, use_qk_l2norm_in_kernel
     tensors = q, k, v, g, beta
-    return _each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
+    return each_text(_corrected, tensors, settings, output_final_state, texts, kwargs)
 
 
 def _corrected(
@@ -112,18 +111,18 @@ def _corrected(
     its state [batch, heads, key size, value size].
     """
     groups = v.shape[2] // k.shape[2]
-    queries, keys = (_wide(item).repeat_interleave(groups, dim=2) for item in (q, k))
+    queries, keys = (wide(item).repeat_interleave(groups, dim=2) for item in (q, k))
     if normed:
         queries, keys = (
             item * torch.rsqrt(item.square().sum(-1, keepdim=True) + _LENGTH)
             for item in (queries, keys)
         )
     queries = queries * (q.shape[-1] ** -0.5 if scale is None else scale)
-    state, outs = _start(keys, v, initial_state), []
+    state, outs = start(keys, v, initial_state), []
     for i in range(v.shape[1]):
-        state = state * _wide(g)[:, i].exp().unsqueeze(-1)
+        state = state * wide(g)[:, i].exp().unsqueeze(-1)
         known = (state * keys[:, i].unsqueeze(-1)).sum(dim=2)
-        change = _wide(beta)[:, i].unsqueeze(-1) * (_wide(v)[:, i] - known)
+        change = wide(beta)[:, i].unsqueeze(-1) * (wide(v)[:, i] - known)
         state = state + keys[:, i].unsqueeze(-1) * change.unsqueeze(2)
         outs.append((state * queries[:, i].unsqueeze(-1)).sum(dim=2))
     return torch.stack(outs, dim=1).to(q.dtype), state
@@ -155,7 +154,7 @@ def chunk_simple_gla(
     decay = torch.zeros(q.shape[:3], device=q.device) if g is None else g
     decay = decay if g_gamma is None else decay + g_gamma
     tensors, settings = (q, k, v, decay), (scale, initial_state)
-    return _each_text(_decaying, tensors, settings, output_final_state, texts, kwargs)
+    return each_text(_decaying, tensors, settings, output_final_state, texts, kwargs)
 
 
 def _decaying(
@@ -167,11 +166,11 @@ def _decaying(
     initial_state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs of linear attention with decays g, and its state."""
-    queries = _wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    state, outs = _start(k, v, initial_state), []
+    queries = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    state, outs = start(k, v, initial_state), []
     for i in range(v.shape[1]):
-        state = state * _wide(g)[:, i, :, None, None].exp()
-        state = state + _wide(k)[:, i].unsqueeze(-1) * _wide(v)[:, i].unsqueeze(2)
+        state = state * wide(g)[:, i, :, None, None].exp()
+        state = state + wide(k)[:, i].unsqueeze(-1) * wide(v)[:, i].unsqueeze(2)
         outs.append((state * queries[:, i].unsqueeze(-1)).sum(dim=2))
     return torch.stack(outs, dim=1).to(q.dtype), state
 
@@ -194,7 +193,7 @@ def chunk_rwkv6(
     and its state.
     """
     texts, settings = (cu_seqlens, head_first), (u, scale, initial_state)
-    return _each_text(_channelwise, (r, k, v, w), settings, output_final_state, texts, kwargs)
+    return each_text(_channelwise, (r, k, v, w), settings, output_final_state, texts, kwargs)
 
 
 def chunk_gla(
@@ -213,7 +212,7 @@ def chunk_gla(
     whose logarithms are g (arXiv:2312.06635), and its state.
     """
     texts, settings = (cu_seqlens, head_first), (None, scale, initial_state)
-    return _each_text(_channelwise, (q, k, v, g), settings, output_final_state, texts, kwargs)
+    return each_text(_channelwise, (q, k, v, g), settings, output_final_state, texts, kwargs)
 
 
 def fused_recurrent_gla(
@@ -246,57 +245,14 @@ def _channelwise(
     """Return the outputs of linear attention with decays g of each channel, and its state; with
     `first` a token is read in that weight, before the state has it.
     """
-    queries = _wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    state, outs = _start(k, v, initial_state), []
+    queries = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    state, outs = start(k, v, initial_state), []
     for i in range(v.shape[1]):
-        added = _wide(k)[:, i].unsqueeze(-1) * _wide(v)[:, i].unsqueeze(2)
-        read = None if first is None else state + _wide(first).unsqueeze(-1) * added
-        state = state * _wide(g)[:, i].exp().unsqueeze(-1) + added
+        added = wide(k)[:, i].unsqueeze(-1) * wide(v)[:, i].unsqueeze(2)
+        read = None if first is None else state + wide(first).unsqueeze(-1) * added
+        state = state * wide(g)[:, i].exp().unsqueeze(-1) + added
         outs.append(((state if read is None else read) * queries[:, i].unsqueeze(-1)).sum(dim=2))
     return torch.stack(outs, dim=1).to(q.dtype), state
-
-
-def _each_text(
-    step: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-    tensors: tuple[torch.Tensor, ...],
-    settings: tuple[Any, ...],
-    with_state: bool,
-    texts: tuple[torch.Tensor | None, bool | None],
-    others: dict[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return what a function makes of each text alone where several lie one after the other, whose
-    `texts` are where they end and whether heads come first, and its state where that is asked for.
-
-    Raises:
-        NotImplementedError: an argument is given that has no form here.
-    """
-    given = [
-        key for key, v in others.items() if isinstance(v, torch.Tensor) or v not in (None, False)
-    ]
-    if given:
-        raise NotImplementedError(f"{', '.join(sorted(given))}: no form here")
-    if any(type(item) in (int, float) and item == -1 for item in settings):
-        raise NotImplementedError("a scale of -1, which meant none given once: no form here")
-    ends, said_first = texts
-    if ends is not None and said_first:
-        raise NotImplementedError("cu_seqlens where heads come first: no form here")
-    if turned := heads_come_first(tensors, said_first if ends is None else False):
-        tensors = tuple(item.transpose(1, 2) for item in tensors)
-    bounds = [(0, None)] if ends is None else [*pairwise(ends.tolist())]
-    parts = [step(*(item[:, first:last] for item in tensors), *settings) for first, last in bounds]
-    outs, states = zip(*parts, strict=True)
-    out = torch.cat(outs, dim=1)
-    return out.transpose(1, 2) if turned else out, torch.cat(states) if with_state else None
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _start(k: torch.Tensor, v: torch.Tensor, initial_state: torch.Tensor | None) -> torch.Tensor:
-    if initial_state is not None:
-        return _wide(initial_state)
-    return _wide(v).new_zeros((v.shape[0], v.shape[2], k.shape[-1], v.shape[-1]))
 
 
 class ShortConvolution(nn.Conv1d):
@@ -397,8 +353,8 @@ def rms_norm_gated(
     """Return the norm of x, times the sigmoid of the gate g, or its SiLU; both [..., size]."""
     if residual is not None or prenorm:
         raise NotImplementedError("a gated norm with a residual")
-    wide, gate = _wide(x), _wide(g)
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    inner, gate = wide(x), wide(g)
+    normed = inner * torch.rsqrt(inner.pow(2).mean(-1, keepdim=True) + eps)
     normed = normed if weight is None else normed * weight
     normed = normed if bias is None else normed + bias
     factor = torch.sigmoid(gate) if activation == "sigmoid" else nn.functional.silu(gate)
@@ -412,6 +368,7 @@ _FUSED = {
     "chunk_simple_gla": "fused_recurrent_simple_gla",
     "chunk_rwkv6": "fused_recurrent_rwkv6",
     "chunk_gla": "fused_chunk_gla",
+    "l2_norm": "l2norm",
 }
 """Functions that compute the same in another way."""
 _NAMED = (
@@ -423,6 +380,7 @@ _NAMED = (
     chunk_gla,
     fused_recurrent_gla,
     fused_kda_gate,
+    *rwkv7_forms.FORMS,
     ShortConvolution,
     FusedRMSNormGated,
     RMSNorm,
@@ -431,7 +389,7 @@ _NAMED = (
     pad_input,
     get_unpad_data,
 )
-FORMS: dict[str, Any] = {
+FORMS: dict[str, Any] = {"fla..ACT2FN": rwkv7_forms.ACTIVATIONS} | {
     name: form
     for form in _NAMED
     for name in (f"fla..{form.__name__}", f"fla..{_FUSED.get(form.__name__, form.__name__)}")

@@ -80,6 +80,13 @@ def _kda() -> _Mixer:
     return _Mixer([(4, 5), (4, 5), (4, 3), (4, 5), (4,)], [], call)
 
 
+def _dplr_delta_rule() -> _Mixer:
+    def call(*x: Tensor) -> Tensor:
+        return ops.torch_dplr_delta_rule(*x[:3], x[3] / 4, x[4] / 4, -x[5].abs())
+
+    return _Mixer([(4, 5), (4, 5), (4, 3), (4, 5), (4, 5), (4, 5)], [], call)
+
+
 def _lightning() -> _Mixer:
     return _Mixer([(4, 5), (4, 5), (4, 3)], [torch.rand(4)], ops.torch_lightning_attention)
 
@@ -191,6 +198,7 @@ MIXERS = {
     ),
     "insert_cached_wkv": (_wkv, {"wkv_cache_0": (3, 5)}),
     "insert_cached_mlstm": (_mlstm, {"mlstm_cache_0": (4, 6, 4)}),
+    "insert_cached_dplr_delta_rule": (_dplr_delta_rule, {"dplr_cache_0": (4, 5, 3)}),
     "insert_cached_kda": (_kda, {"kda_cache_0": (4, 5, 3)}),
     "insert_cached_delta_rule": (_plain_delta_rule, {"delta_cache_0": (4, 5, 3)}),
     "insert_cached_mla_attention": (_mla, {"mla_cache_0": (1, 4, 9)}),

@@ -13,6 +13,7 @@ from typing import Any
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.decisions import assigned
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.object_values import Global
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -20,17 +21,18 @@ from onboard.codegen.translate.language.trees.syntax import (
     constant,
 )
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Unread, Value
-from onboard.codegen.translate.mechanisms.recurrent import bound, scan
+from onboard.codegen.translate.mechanisms.recurrent import bound, scan, without_zeros
 from onboard.hf.old import recurrent_forms
-from onboard.hf.old.fla import linear_attention_forms
+from onboard.hf.old.fla import linear_attention_forms, rwkv7_forms
 from onboard.hf.old.fla.kda_gates import fused_kda_gate
 from onboard.hf.old.fla.token_axis import shown_by
 from onboard.ops.written_forms import CallForm
 
 _STATE, _FIRST, _GATES = "output_final_state", "head_first", "use_gate_in_kernel"
+_BEFORE = "initial_state"
 _OF_FLA = CallForm(
     "",
-    fixed={"initial_state": None, "cu_seqlens": None},
+    fixed={_BEFORE: None, "cu_seqlens": None},
     ignored=frozenset({_STATE}),
     with_state=True,
 )
@@ -40,7 +42,12 @@ def _of_fla(expression: str) -> CallForm:
     return replace(_OF_FLA, expression=f"torch.ops.onboard.{expression}")
 
 
-_OF_TOKENS = frozenset({"q", "k", "v", "g", "gk", "beta", "r", "w"})
+def _of_rwkv7(tensors: str) -> CallForm:
+    form = _of_fla(f"torch_dplr_delta_rule({tensors}, scale)")
+    return replace(form, ignored=form.ignored | {"safe_gate", "chunk_size", "lower_bound"})
+
+
+_OF_TOKENS = frozenset({"q", "k", "v", "g", "gk", "beta", "r", "w", "a", "b", "kk"})
 """What functions of `fla` are given of each token."""
 _FORMS: dict[Callable[..., Any], CallForm] = {
     linear_attention_forms.chunk_gated_delta_rule: _of_fla(
@@ -65,6 +72,11 @@ _FORMS: dict[Callable[..., Any], CallForm] = {
     linear_attention_forms.fused_recurrent_gla: _of_fla(
         "torch_gated_linear_attention(q * scale, k, v, gk)"
     ),
+    rwkv7_forms.chunk_dplr_delta_rule: _of_rwkv7("q, k, v, a, b, gk"),
+    rwkv7_forms.fused_recurrent_dplr_delta_rule: _of_rwkv7("q, k, v, a, b, gk"),
+    rwkv7_forms.chunk_rwkv7: _of_rwkv7("r, k, v, a, b, w"),
+    rwkv7_forms.fused_recurrent_rwkv7: _of_rwkv7("r, k, v, a, b, w"),
+    rwkv7_forms.fused_mul_recurrent_rwkv7: _of_rwkv7("r, k, v, -kk, kk * a, w"),
     recurrent_forms.causal_conv1d_fn: CallForm(
         "torch.ops.onboard.torch_causal_conv1d(x, weight.unsqueeze(1), bias, activation=activation)",
         fixed={"return_final_states": False},
@@ -87,24 +99,46 @@ class KernelCalls(Mechanism):
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """The op that a function computes."""
-        form = _FORMS.get(function) if callable(function) else None
-        return None if form is None else _op(function, form, args, frame)
+        return _op(function, _FORMS[function], args, frame) if _has_form(function) else None
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
-        """The op that every function of a module's table computes, whichever is taken."""
-        match callee:
-            case Code(
-                expr=ast.Subscript(value=ast.Attribute(value=ast.Name(id="self"), attr=attr))
-            ) if frame.cls is not None:
-                tables = [
-                    vars(item).get(attr) for item in frame.translator.modules_of(frame.cls.cls)
-                ]
-                functions = [
-                    each for table in tables if isinstance(table, dict) for each in table.values()
-                ]
-                if functions and all(each is functions[0] for each in functions):
-                    return self.call(functions[0], callee.expr, args, frame)
-        return None
+        """The op that every function of a module's table computes, or both of a condition, whichever
+        is taken.
+        """
+        functions = _functions(callee, frame)
+        if not isinstance(callee, Code) or not functions or not all(map(_has_form, functions)):
+            return None
+        first, *rest = [_op(each, _FORMS[each], args, frame) for each in dict.fromkeys(functions)]
+        return first if all(_is_same(each, first) for each in rest) else None
+
+
+def _has_form(function: Any) -> bool:
+    return callable(function) and function in _FORMS
+
+
+def _functions(callee: Value, frame: Frame) -> list[Any]:
+    """Return the functions that may be called; none where that is not known."""
+    match callee:
+        case Code(
+            expr=ast.Subscript(value=ast.Attribute(value=ast.Name(id="self"), attr=attr))
+        ) if frame.cls is not None:
+            modules = frame.translator.modules_of(frame.cls.cls)
+            tables = [vars(item).get(attr) for item in modules]
+            return [each for item in tables if isinstance(item, dict) for each in item.values()]
+        case Code(expr=ast.Name(id=variable)):
+            match assigned(frame).get(variable):
+                case [ast.IfExp(body=ast.Name() as one, orelse=ast.Name() as other)]:
+                    sides = [frame.evaluate(side) for side in (one, other)]
+                    return [side.obj if isinstance(side, Global) else None for side in sides]
+    return []
+
+
+def _is_same(one: Value, other: Value) -> bool:
+    """Whether two results are the same op of the same, and a state that nothing may read."""
+    match one, other:
+        case Items(items=(first, _)), Items(items=(second, _)):
+            return _is_same(first, second)
+    return ast.dump(one.code()) == ast.dump(other.code())
 
 
 def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
@@ -115,6 +149,8 @@ def _op(function: Any, form: CallForm, args: Args, frame: Frame) -> Value:
         args = _with_scale(function, args)
     if _GATES in form.fixed:
         args = _with_decays(function, args, frame)
+    if _BEFORE in form.fixed:
+        args = without_zeros(bound(function, args), {_BEFORE}, frame)
     made = scan(function, form, args)
     if not isinstance(made, Items):
         return made
