@@ -35,7 +35,7 @@ from onboard.hf.old import (
 )
 from onboard.hf.old.fla import token_axis
 from onboard.hf.old.given_logits import given_by
-from onboard.hf.old.gone import GoneModule, importing
+from onboard.hf.old.gone import GoneModule, importing, keep_nothing
 from onboard.hf.old.layers import attention_modules, kernel_casts, layer_outputs
 from onboard.hf.old.layers.own_triangles import hide_later_tokens
 from onboard.hf.parameters_on import without_memory
@@ -141,6 +141,8 @@ def _standing(
                 facts += said
                 continue
             wanted = packages.asked_for(error, survey.imports)
+            if not wanted and keep_nothing():
+                continue
             if not wanted:
                 raise _failure(survey.classes["AutoModelForCausalLM"], "fails", error) from error
             facts += [fact for name in wanted for fact in packages.stand_in(name)]
