@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
@@ -45,6 +46,8 @@ _INSTALLED: dict[str, list[str]] = {}
 """Model types whose code was imported -> what it took."""
 _environment: dict[str, str] = {}
 """`file.py:12` -> the environment variable that is read there."""
+_HALF = re.compile(r"\b(BFloat16|Half)\b")
+"""What an error of torch calls a dtype in half precision."""
 _written_for: dict[str, Any] = {}
 """Classes as `auto_map` names them -> the transformers that their config.json names, if any."""
 
@@ -129,7 +132,8 @@ def _standing(
     folder: Path, survey: CodeSurvey, config: Mapping[str, Any], facts: list[str]
 ) -> tuple[Any, Any]:
     """Return the classes, which a model of this config was made with; a package that its
-    constructor asks for by name is stood in for, and so is the attention of one.
+    constructor asks for, by name or by what an import that was tried would have bound, is stood in
+    for, and so is the attention of one.
     """
     while True:
         classes = _classes(folder, survey, str(config["model_type"]), facts)
@@ -141,11 +145,11 @@ def _standing(
                 facts += said
                 continue
             wanted = packages.asked_for(error, survey.imports)
-            if not wanted and keep_nothing():
-                continue
-            if not wanted:
+            said = [fact for name in wanted for fact in packages.stand_in(name)]
+            said = said or conditional_names.bind_absent()
+            if not said and not keep_nothing():
                 raise _failure(survey.classes["AutoModelForCausalLM"], "fails", error) from error
-            facts += [fact for name in wanted for fact in packages.stand_in(name)]
+            facts += said
 
 
 def _classes(
@@ -214,6 +218,8 @@ def _advice(reference: str, error: BaseException) -> str:
     if (file := _missing_file(error)) is not None:
         wanted = f"the code wants a file of its own, {file}, and gets its repository's Python and JSON files"
         return f"{wanted} alone: have a copy of the code work without it"
+    if isinstance(error, RuntimeError) and _HALF.search(str(error)):
+        return "It computes in half precision by itself: have a copy of the code keep its input's dtype"
     variable = _environment.get(own_place(error))
     if variable is None or variable in os.environ:
         return of_its_time(_written_for.get(reference))
