@@ -22,7 +22,7 @@ from onboard.analysis.repository_classes import bring_up_to_date, failed_first_v
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, survey_code
 from onboard.analysis.tiny import conditional_names
 from onboard.analysis.tiny.environment_reads import environment_reads
-from onboard.analysis.tiny.tiny_config import of_its_time, one_line, own_place
+from onboard.analysis.tiny.tiny_config import is_own_check, of_its_time, one_line, own_place
 from onboard.errors import OnboardError
 from onboard.hf import given_inputs
 from onboard.hf.json_floats import json_floats
@@ -48,6 +48,7 @@ _environment: dict[str, str] = {}
 """`file.py:12` -> the environment variable that is read there."""
 _HALF = re.compile(r"\b(BFloat16|Half)\b")
 """What an error of torch calls a dtype in half precision."""
+_CHECK = "That is a check of its own: have the config, or a copy of the code, meet it"
 _written_for: dict[str, Any] = {}
 """Classes as `auto_map` names them -> the transformers that their config.json names, if any."""
 
@@ -222,7 +223,8 @@ def _advice(reference: str, error: BaseException) -> str:
         return "It computes in half precision by itself: have a copy of the code keep its input's dtype"
     variable = _environment.get(own_place(error))
     if variable is None or variable in os.environ:
-        return of_its_time(_written_for.get(reference))
+        met = f"{_CHECK}. " if is_own_check(error) else ""
+        return f"{met}{of_its_time(_written_for.get(reference))}"
     no_value = f"{variable} is an environment variable, and this code gets none"
     return f"{no_value}: write its value in a copy of the code"
 
