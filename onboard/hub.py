@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from onboard.errors import NoSuchModelError, OnboardError
+from onboard.sources.declared_type import with_declared_type
 from onboard.sources.gguf_source import (
     GGUF_FILE,
     gguf_of,
@@ -295,7 +296,7 @@ def open_source(model: str, *, revision: str | None = None, offline: bool = Fals
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the folder's config.json; raise `OnboardError` unless it is an object with a usable
-    `model_type`.
+    `model_type`, of its own or of the config class that its `auto_map` names.
     """
     path = folder / "config.json"
     try:
@@ -312,9 +313,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise OnboardError(
             f"{path} holds a {type(config).__name__}, not an object", hint="Fetch the model again"
         )
+    config = with_declared_type(config, folder)
     if "model_type" not in config:
         raise OnboardError(
-            f"{path} has no model_type", hint="Only models in Hugging Face transformers format work"
+            f"{path} has no model_type, and its auto_map names no config class that declares one",
+            hint="Only models in Hugging Face transformers format work",
         )
     # The type names files and classes later on, so that nothing but a plain name may pass.
     names = _OWN_TYPE if _brings_code(config) else _MODEL_TYPE

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
@@ -21,7 +22,7 @@ from onboard.analysis.repository_classes import bring_up_to_date, failed_first_v
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, survey_code
 from onboard.analysis.tiny import conditional_names
 from onboard.analysis.tiny.environment_reads import environment_reads
-from onboard.analysis.tiny.tiny_config import of_its_time, one_line, own_place
+from onboard.analysis.tiny.tiny_config import is_own_check, of_its_time, one_line, own_place
 from onboard.errors import OnboardError
 from onboard.hf import given_inputs
 from onboard.hf.json_floats import json_floats
@@ -35,7 +36,7 @@ from onboard.hf.old import (
 )
 from onboard.hf.old.fla import token_axis
 from onboard.hf.old.given_logits import given_by
-from onboard.hf.old.gone import GoneModule, importing
+from onboard.hf.old.gone import GoneModule, importing, keep_nothing
 from onboard.hf.old.layers import attention_modules, kernel_casts, layer_outputs
 from onboard.hf.old.layers.own_triangles import hide_later_tokens
 from onboard.hf.parameters_on import without_memory
@@ -45,6 +46,9 @@ _INSTALLED: dict[str, list[str]] = {}
 """Model types whose code was imported -> what it took."""
 _environment: dict[str, str] = {}
 """`file.py:12` -> the environment variable that is read there."""
+_HALF = re.compile(r"\b(BFloat16|Half)\b")
+"""What an error of torch calls a dtype in half precision."""
+_CHECK = "That is a check of its own: have the config, or a copy of the code, meet it"
 _written_for: dict[str, Any] = {}
 """Classes as `auto_map` names them -> the transformers that their config.json names, if any."""
 
@@ -129,7 +133,8 @@ def _standing(
     folder: Path, survey: CodeSurvey, config: Mapping[str, Any], facts: list[str]
 ) -> tuple[Any, Any]:
     """Return the classes, which a model of this config was made with; a package that its
-    constructor asks for by name is stood in for, and so is the attention of one.
+    constructor asks for, by name or by what an import that was tried would have bound, is stood in
+    for, and so is the attention of one.
     """
     while True:
         classes = _classes(folder, survey, str(config["model_type"]), facts)
@@ -141,9 +146,11 @@ def _standing(
                 facts += said
                 continue
             wanted = packages.asked_for(error, survey.imports)
-            if not wanted:
+            said = [fact for name in wanted for fact in packages.stand_in(name)]
+            said = said or conditional_names.bind_absent()
+            if not said and not keep_nothing():
                 raise _failure(survey.classes["AutoModelForCausalLM"], "fails", error) from error
-            facts += [fact for name in wanted for fact in packages.stand_in(name)]
+            facts += said
 
 
 def _classes(
@@ -212,9 +219,12 @@ def _advice(reference: str, error: BaseException) -> str:
     if (file := _missing_file(error)) is not None:
         wanted = f"the code wants a file of its own, {file}, and gets its repository's Python and JSON files"
         return f"{wanted} alone: have a copy of the code work without it"
+    if isinstance(error, RuntimeError) and _HALF.search(str(error)):
+        return "It computes in half precision by itself: have a copy of the code keep its input's dtype"
     variable = _environment.get(own_place(error))
     if variable is None or variable in os.environ:
-        return of_its_time(_written_for.get(reference))
+        met = f"{_CHECK}. " if is_own_check(error) else ""
+        return f"{met}{of_its_time(_written_for.get(reference))}"
     no_value = f"{variable} is an environment variable, and this code gets none"
     return f"{no_value}: write its value in a copy of the code"
 

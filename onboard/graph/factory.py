@@ -37,6 +37,7 @@ from onboard.modeling import (
     registered_config,
     registered_model,
 )
+from onboard.sources.declared_type import with_declared_type
 from onboard.untrusted.bounds import check_config, check_folder, read_json
 
 # Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one
@@ -55,7 +56,9 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
     values = read_json(path) if path.is_file() else {}
     check_config(values, path)
     check_folder(checkpoint)
-    values = with_own_type(values) if isinstance(values, dict) else {}
+    values = (
+        with_own_type(with_declared_type(values, checkpoint)) if isinstance(values, dict) else {}
+    )
     model_type = values.get("model_type", "")
     if not re.fullmatch(r"\w[\w-]*", str(model_type)) or model_type in CONFIG_MAPPING_NAMES:
         with undocumented_classes():

@@ -11,10 +11,10 @@ from onboard.cache.budget import MemoryPlan
 from onboard.cache.written_plan import read_plan, written_plan
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
+from onboard.hub import read_config
 from onboard.runtime.kept_document import KeptDocument
 from onboard.runtime.sketch.ask import sketched
 from onboard.runtime.tested_file import why_untested
-from onboard.untrusted.bounds import read_json
 
 
 class KeptPlan(KeptDocument):
@@ -74,7 +74,7 @@ def counted_or_kept(
 
 def _untested(checkpoint: Path, root: Path) -> list[str]:
     """Return the facts about a model file whose tests did not pass."""
-    model_type = read_json(checkpoint / "config.json")["model_type"]
+    model_type = read_config(checkpoint)["model_type"]
     fact = why_untested(content_path("models", f"modeling_{model_type}.py", root=root), root)
     return [] if fact is None else [fact]
 

@@ -25,6 +25,7 @@ from onboard.hf.json_floats import json_floats
 from onboard.hf.parameters_on import parameters_on
 from onboard.hub import with_own_type
 from onboard.modeling import first_position, is_registered, registered_config, registered_model
+from onboard.sources.declared_type import with_declared_type
 
 SOURCES = Path(__file__).with_name("weights.json")
 
@@ -57,7 +58,8 @@ def positions(model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
 
 def read_config(folder: Path) -> Any:
     """Return the config of the text model in a folder."""
-    values = with_own_type(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    values = with_own_type(with_declared_type(read, folder))
     own = registered_config(values["model_type"])
     return text_model_config(
         own.from_dict(json_floats(values))

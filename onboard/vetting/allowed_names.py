@@ -125,6 +125,7 @@ _ATTRIBUTES = """
     tanh tensor_split tie_word_embeddings tile to tolist topk torch_dtype trace train training transpose
     tril triu trunc type type_as unbind unflatten unfold uniform_ unsqueeze values var view
     view_as where xlogy zero_
+    casefold find isalpha isnumeric lstrip partition removesuffix rpartition rstrip startswith strip upper
 """
 ATTRIBUTES = set(_ATTRIBUTES.split())
 """What may be had of tensors, modules, configs, lists, dictionaries, texts and numbers where these

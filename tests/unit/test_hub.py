@@ -297,3 +297,30 @@ def test_but_not_with_what_leads_elsewhere(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **OWN}))
     with pytest.raises(OnboardError, match="which is not a name"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('class A:\n    x = 1\n    model_type = "odd-1"', "odd-1"),
+        ('class A:\n    model_type: str = "odd"', "odd"),
+        ('class B:\n    model_type = "base"\nclass A(B):\n    pass', "base"),
+        ('class B:\n    model_type = "base"\nclass A(B):\n    model_type = "odd"', "odd"),
+        ('class A:\n    model_type = "llama"', "llama_own_code"),
+    ],
+)
+def test_a_config_class_declares_the_type(tmp_path: Path, text: str, found: str) -> None:
+    classes = {"AutoConfig": "configuration_x.A", "AutoModelForCausalLM": "modeling_x.M"}
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": classes}))
+    (tmp_path / "configuration_x.py").write_text(text)
+    assert read_config(tmp_path)["model_type"] == found
+
+
+@pytest.mark.parametrize(
+    "named", ["other/repo--configuration_x.A", "configuration_x.B", "../a.A", 3]
+)
+def test_a_class_elsewhere_declares_none(tmp_path: Path, named: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": named}}))
+    (tmp_path / "configuration_x.py").write_text('class A:\n    model_type = "odd"')
+    with pytest.raises(OnboardError, match="has no model_type, and its auto_map"):
+        read_config(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import linecache
+import re
 import traceback
 from collections.abc import Sequence
 from functools import partial
@@ -90,6 +92,15 @@ def own_place(error: BaseException) -> str:
         if str(frame.f_globals.get("__name__")).startswith(f"{PACKAGE}.")
     ]
     return own[-1] if own else ""
+
+
+def is_own_check(error: BaseException) -> bool:
+    """Whether a statement of a repository's own code raises an error, and says why."""
+    *_, (frame, line) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
+    if frame is None or not str(frame.f_globals.get("__name__")).startswith(f"{PACKAGE}."):
+        return False
+    text = linecache.getline(frame.f_code.co_filename, line)
+    return bool(str(error) and re.search(r"\b(raise|assert)\b", text))
 
 
 def _shrink(config: PretrainedConfig, shortest: int = 0) -> PretrainedConfig:

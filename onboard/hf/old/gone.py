@@ -4,14 +4,20 @@ inherited from, and refuses to compute.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Never
+
+from torch import nn
 
 from onboard.errors import OnboardError
 
 _importing = 0
+_kept: list[str] = []
+"""Names of what constructors made and kept without asking anything of it."""
+_keeping = True
 
 
 class Gone:
@@ -31,7 +37,12 @@ class Gone:
         return Gone(f"{self.name}.{leaf}", self.hint)
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Stand for a decorated function while a file is imported; later raise `OnboardError`."""
+        """Stand for a decorated function while a file is imported, and for what a constructor makes,
+        which may be for images alone; later raise `OnboardError`.
+        """
+        if _keeping and not _importing and _in_constructor(sys._getframe(1)):
+            _kept.append(self.name)
+            return self
         return self if _importing else self.refuse()
 
     __add__ = __radd__ = __call__  # of what a file makes tables of, while it is imported
@@ -75,6 +86,25 @@ class GoneModule(ModuleType):
             raise AttributeError(leaf)
         shown, hint = self._told
         return Gone(f"{shown}.{leaf}", hint)
+
+
+def _in_constructor(frame: FrameType | None) -> bool:
+    """Whether a module's constructor calls, itself or by way of helpers, and no forward of one."""
+    while frame is not None:
+        code, first = frame.f_code, frame.f_locals.get("self")
+        if isinstance(first, nn.Module) and code.co_name in ("__init__", "forward"):
+            return code.co_name == "__init__"
+        frame = frame.f_back
+    return False
+
+
+def keep_nothing() -> bool:
+    """From here on constructors make nothing of what is not there: code failed that had kept some.
+    Whether it had.
+    """
+    global _keeping
+    had, _keeping = _keeping and bool(_kept), False
+    return had
 
 
 @contextmanager

@@ -82,14 +82,20 @@ class _Absent(ModuleType):
 
 def to_install(*packages: str) -> str:
     """Return the command that installs packages, and every one that is stood in for in part; what
-    can only be a folder of the code's own project is named as that.
+    can only be a folder of the code's own project is named as that. A package that nothing
+    is known of here may have another name where it is installed from, which its project says.
     """
     lacking = _FINDER.packages.union(packages)
     wanted = sorted(lacking.difference(WHOLE) or lacking)
     names = [_INSTALLED_AS.get(n, n.replace("_", "-")) for n in wanted if n not in _FOLDERS]
     folders = ", ".join(name for name in wanted if name in _FOLDERS)
     own = f"Put {folders}, of the code's own project, beside its files" if folders else ""
-    return "; ".join(filter(None, (own, f"pip install {' '.join(names)}" if names else "")))
+    sure = _FOLDERS.union(_INSTALLED_AS, (form.partition(".")[0] for form in FORMS))
+    unsure = " or ".join(name for name in wanted if name not in sure)
+    otherwise = f", or what the project of {unsure} says" if unsure else ""
+    return "; ".join(
+        filter(None, (own, f"pip install {' '.join(names)}{otherwise}" if names else ""))
+    )
 
 
 def is_missing(package: str) -> bool:

@@ -211,6 +211,24 @@ def test_why_own_code_does_not_run_is_said_in_a_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("body", "meets"),
+    [
+        ('assert False, "only plain RoPE"', True),
+        ('if True: raise NotImplementedError("only plain RoPE")', True),
+        ("assert False", False),
+        ("one, other = (1,)", False),
+        ("torch.zeros(2).view(3)", False),
+    ],
+)
+def test_the_hint_of_the_codes_own_check_is_to_meet_it(body: str, meets: bool, own: Any) -> None:
+    module = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", body))
+    with pytest.raises(OnboardError) as caught:
+        refuse_own_code(module.Model(), from_zero(prompt(0)))
+    assert ("a check of its own: have the config, or a copy" in str(caught.value.hint)) == meets
+    assert "See whether it runs with" in str(caught.value.hint)
+
+
 def test_the_hint_names_the_transformers_of_the_config(own: Any, monkeypatch: Any) -> None:
     model_class = own(FAILING.replace("SIGNATURE", _USUAL).replace("BODY", "")).Model
     assert "the transformers of its time" in repository.what_to_do(model_class, ValueError())

@@ -27,6 +27,7 @@ from onboard.testing import (
     generated_causal_lm,
     hf_causal_lm,
 )
+from tests.support.odd_code import GENERATE, run_apart, save_odd
 from tests.unit.codegen.test_own_code import _made, _written
 
 Translate = Callable[..., tuple[ClassState, str, str]]
@@ -119,3 +120,10 @@ def test_casts_that_every_reader_undoes_go() -> None:
 def test_casts_that_something_sees_stay(reader: str) -> None:
     text = f"q = q.float()\nn = {reader}\nreturn f(q.type_as(v), n)"
     assert cleaned(text) == text
+
+
+def test_code_that_rounds_by_itself_is_told_so(tmp_path: Path) -> None:
+    rounded = "return self.down(F.silu(self.gate(x).bfloat16()) * self.up(x).bfloat16())"
+    error = run_apart(GENERATE, [save_odd(tmp_path / "rounding", mlp=rounded)])["rounding"]["error"]
+    assert "modeling_odd.py:" in error
+    assert "It computes in half precision by itself: have a copy of the code keep" in error

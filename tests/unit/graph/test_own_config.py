@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ def test_floats_that_json_has_not_are_floats(tmp_path: Path, standalone: bool) -
     assert "__float__" in (tmp_path / "config.json").read_text(encoding="utf-8")
     read = loader.read_config(tmp_path) if standalone else factory.read_config(tmp_path, tmp_path)
     assert list(read.limit) == [-1.0, float("inf")]
+
+
+@pytest.mark.parametrize("standalone", [False, True])
+def test_a_type_that_the_codes_config_class_declares(tmp_path: Path, standalone: bool) -> None:
+    register_config(BoundedConfig)
+    classes = {"AutoConfig": "configuration_x.A", "AutoModelForCausalLM": "modeling_x.M"}
+    text = json.dumps({"auto_map": classes, "limit": [0.5, 2.0]})
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    declared = 'class A:\n    model_type = "bounded_by_infinity"\n'
+    (tmp_path / "configuration_x.py").write_text(declared, encoding="utf-8")
+    read = loader.read_config(tmp_path) if standalone else factory.read_config(tmp_path, tmp_path)
+    assert list(read.limit) == [0.5, 2.0]
 
 
 def test_fields_may_be_set_behind_the_constructor_of_the_base() -> None:

@@ -361,7 +361,8 @@ def test_a_missing_package_is_stood_in_for_with_all_its_modules() -> None:
     assert isinstance(found, Gone)
     with pytest.raises(OnboardError) as caught:
         found(1)
-    assert caught.value.hint == "pip install no-such-kernels"
+    otherwise = "or what the project of no_such_kernels says"
+    assert caught.value.hint == f"pip install no-such-kernels, {otherwise}"
     with pytest.raises(AttributeError, match="__version__ of no_such_kernels, which is not inst"):
         _ = sys.modules["no_such_kernels"].__version__
     assert packages.asked_for(asked, ["no_such_kernels"]) == []
