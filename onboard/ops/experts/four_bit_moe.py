@@ -87,7 +87,7 @@ def torch_int4_moe(
     """`torch_moe_fused` whose weights are integers of four bits, as `torch_int4_linear` has them.
 
     Args:
-        x, selected_experts, routing_weights: as for `torch_moe_fused`.
+        x, selected_experts, routing_weights, residual: as for `torch_moe_fused`.
         w3_w1_stacked_weight: [experts, 2 * intermediate, 16 * ceil(hidden / 128)] int32 (half as
             many rows unless gated): eight codes a word, as `four_bits` lays them.
         w2_stacked_weight: [experts, hidden, 16 * ceil(intermediate / 128)] int32.
@@ -98,7 +98,6 @@ def torch_int4_moe(
         is_gated_mlp, act_fn, limit, alpha, up_offset, gate_cap, up_cap: as for `torch_moe`.
         w3_w1_stacked_bias, w2_stacked_bias: [experts, rows] or None.
         order: where the rows of up and gate are, one of `quantised_moe.ROW_ORDERS`.
-        residual: [..., hidden], added to the output, or None.
 
     Returns:
         [..., hidden] in x's dtype; products are summed up in float32, and what is between them is

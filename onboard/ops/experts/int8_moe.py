@@ -71,10 +71,8 @@ def torch_int8_moe(
     Args:
         w3_w1_stacked_weight: [experts, 2 * intermediate, hidden] int8 (half unless gated).
         w2_stacked_weight: [experts, hidden, intermediate] int8.
-        w3_w1_weight_scale, w2_weight_scale: [experts, rows, ceil(inputs / group)] of any float
-            type.
-        w3_w1_weight_offset, w2_weight_offset: the same in float32, what is added to a code times
-            its scale; None: 0.
+        w3_w1_weight_scale, w2_weight_scale: [experts, rows, ceil(inputs / group)] of floats.
+        w3_w1_weight_offset, w2_weight_offset: the same in float32, added to codes times scales.
         group: a multiple of 16, or at least all inputs of both products.
         quantize: how both products' inputs are quantised: "token", "tensor"; "" not at all.
         All others are as for `torch_fp8_moe`.

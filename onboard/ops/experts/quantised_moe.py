@@ -93,7 +93,7 @@ def torch_fp8_moe(
     """`torch_moe_fused` whose weights are float8_e4m3fn with scales of rows.
 
     Args:
-        x, selected_experts, routing_weights: as for `torch_moe_fused`.
+        x, selected_experts, routing_weights, residual: as for `torch_moe_fused`.
         w3_w1_stacked_weight: [experts, 2 * intermediate, hidden] float8_e4m3fn (half as many rows
             unless gated).
         w2_stacked_weight: [experts, hidden, intermediate] float8_e4m3fn.
@@ -104,7 +104,6 @@ def torch_fp8_moe(
         quantize: how the inputs of both products are quantised: "token", "group", "tensor"; "" not
             at all.
         w3_w1_input_scale, w2_input_scale: [experts] float32, for quantize "tensor".
-        residual: [..., hidden], added to the output, or None.
 
     Returns:
         [..., hidden] in x's dtype; products are summed up in float32, and what is between them is
