@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from onboard.untrusted.bounds import CODE_BYTES, read_text
+
 
 def with_declared_type(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a config.json without `model_type` with that of the class that its `auto_map` names as
@@ -27,7 +29,7 @@ def with_declared_type(config: Mapping[str, Any], folder: Path) -> dict[str, Any
 def _declared(file: Path, name: str) -> Iterator[str]:
     """Yield the texts that a class, then its bases in the same file, give `model_type`."""
     try:
-        body = ast.parse(file.read_text(encoding="utf-8")).body
+        body = ast.parse(read_text(file, CODE_BYTES)).body
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):  # not there, no Python
         return
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
