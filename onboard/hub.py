@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from onboard.errors import NoSuchModelError, OnboardError
+from onboard.sources.causal_class import CAUSAL, with_causal_class
 from onboard.sources.declared_type import with_declared_type
 from onboard.sources.gguf_source import (
     GGUF_FILE,
@@ -332,7 +333,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 OWN_CODE = "_own_code"
 """What a model type ends with where transformers has another class of that type."""
-_CAUSAL = "AutoModelForCausalLM"
 
 
 def with_own_type(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def with_own_type(config: Mapping[str, Any]) -> dict[str, Any]:
 
     They are two architectures: what is known of one must never be taken for the other's.
     """
-    config = _with_causal_class(config)
+    config = with_causal_class(config)
     if not _brings_code(config):
         return dict(config)
     model_type = _plain_type(str(config.get("model_type")))
@@ -349,20 +349,9 @@ def with_own_type(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "model_type": f"{model_type}{OWN_CODE}" if known else model_type}
 
 
-def _with_causal_class(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config whose `auto_map` names its language model for sequences from sequences alone,
-    as ChatGLM's first releases do, with that as the causal one, which a decoder's is.
-    """
-    classes = config.get("auto_map")
-    if not isinstance(classes, dict) or config.get("is_encoder_decoder"):
-        return config
-    named = classes.get(_CAUSAL, classes.get("AutoModelForSeq2SeqLM"))
-    return config if named is None else {**config, "auto_map": {**classes, _CAUSAL: named}}
-
-
 def _brings_code(config: Mapping[str, Any]) -> bool:
     auto_map = config.get("auto_map")
-    return isinstance(auto_map, dict) and _CAUSAL in auto_map
+    return isinstance(auto_map, dict) and CAUSAL in auto_map
 
 
 def _plain_type(model_type: str) -> str:

@@ -72,7 +72,7 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
     facts = interfaces.restore_old_interfaces() + packages.provide_whole()
     facts += [f"{at} imports {name}, which is not there" for name, at in survey.absent.items()]
     for name in survey.files:
-        text = (folder / name).read_text(encoding="utf-8")
+        text = (folder / name).read_text(encoding="utf-8-sig")  # as Python reads it
         facts += [*_without_environment(name, text), *interfaces.stay_on_cpu(text)]
         for module, wanted in _imported_from_transformers(text):
             facts += names.provide(module, wanted)

@@ -146,9 +146,10 @@ def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
     """Parse the files that `auto_map` names and those that they import from the repository.
 
     Raises:
-        OnboardError: a file is missing or is no Python, or the code lies in another repository.
+        OnboardError: a file is missing or is no Python, or the code lies in another repository and has
+            no copy here.
     """
-    survey = CodeSurvey(class_names(config))
+    survey = CodeSurvey(class_names(config, folder))
     waiting = [
         f"{reference.rpartition('.')[0].replace('.', '/')}.py"
         for reference in survey.classes.values()
@@ -163,9 +164,10 @@ def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
     return survey
 
 
-def class_names(config: Mapping[str, Any]) -> dict[str, str]:
+def class_names(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Return the config's `auto_map` for the two classes that are needed, its names checked; for
-    a model type that transformers knows, the config class may be that of transformers.
+    a model type that transformers knows, the config class may be that of transformers. Of code of
+    another repository, as finetuned models name it, the copy in the folder is meant.
     """
     auto_map = config.get("auto_map")
     found = {}
@@ -178,11 +180,14 @@ def class_names(config: Mapping[str, Any]) -> dict[str, str]:
                 f"the model brings code, and its auto_map names no {key}",
                 hint="It cannot be onboarded",
             )
-        if "--" in reference:
+        owner, _, own = reference.rpartition("--")
+        file = own.rpartition(".")[0].replace(".", "/")
+        if owner and file.isprintable() and not (folder / f"{file}.py").is_file():
             raise OnboardError(
                 f"{key} lies in another repository ({reference})",
-                hint="Onboard a copy that is whole",
+                hint=f"Put the Python files of {owner} beside the model's config.json",
             )
+        reference = own
         if "." not in reference or not all(part.isidentifier() for part in reference.split(".")):
             raise OnboardError(
                 f"auto_map has {reference!r}, which is no module and class", hint="Do not trust it"

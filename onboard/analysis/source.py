@@ -79,7 +79,7 @@ def _parsed(module: ModuleType) -> ModuleSource:
             hint="Install transformers from a source wheel",
         )
     path = Path(file)
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     source = ModuleSource(module, path, text, ast.parse(text))
     for node in _definitions(source.tree.body):
         if isinstance(node, ast.ClassDef):

@@ -26,6 +26,8 @@ _DENSE_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_i
 """Fields that say how many of the first layers are no mixtures."""
 _LETTERS = re.compile(r"\w*(pattern|layout|types)\w*")
 """Fields that may be a text with a letter for each layer."""
+_TOKENS = re.compile(r"\w*token_ids?")
+"""Fields that list tokens of the vocabulary, of which there may be as many as layers."""
 _PERIOD = re.compile(r"\w*(interval|period|freq|pattern|every)\w*")
 
 
@@ -94,7 +96,8 @@ def _of_layers(
     lists = {
         name
         for name, value in values.items()
-        if _is_list(value, count) or _has_letters(name, value, count)
+        if (_is_list(value, count) and not _TOKENS.fullmatch(name))
+        or _has_letters(name, value, count)
     }
     defaults = {} if getattr(config, "has_no_defaults_at_init", False) else type(config)().to_dict()
     usual = defaults.get(key)

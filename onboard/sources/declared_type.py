@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from onboard.untrusted.bounds import CODE_BYTES, read_text
+from onboard.untrusted.bounds import CODE_BYTES, read_file
 
 
 def with_declared_type(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def with_declared_type(config: Mapping[str, Any], folder: Path) -> dict[str, Any
 def _declared(file: Path, name: str) -> Iterator[str]:
     """Yield the texts that a class, then its bases in the same file, give `model_type`."""
     try:
-        body = ast.parse(read_text(file, CODE_BYTES)).body
+        body = ast.parse(read_file(file, CODE_BYTES)).body
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):  # not there, no Python
         return
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}

@@ -67,7 +67,7 @@ def _modules() -> list[ModuleType]:
 
 
 def _statements(module: ModuleType) -> list[ast.stmt]:
-    return ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body
+    return ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8-sig")).body
 
 
 def _bound(body: list[ast.stmt]) -> set[str]:

@@ -59,6 +59,6 @@ def _statement(file: str, line: int) -> ast.stmt | None:
 def _simple(file: str) -> list[ast.stmt]:
     if not file:
         return []
-    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(file).read_text(encoding="utf-8-sig"))
     kinds = (ast.Assign, ast.AugAssign, ast.Return, ast.Expr, ast.AnnAssign)
     return [node for node in ast.walk(tree) if isinstance(node, kinds)]

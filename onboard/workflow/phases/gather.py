@@ -27,6 +27,7 @@ from onboard.workflow.checkpoint.usable_weights import check_fit, check_weights,
 from onboard.workflow.checkpoint.vocabulary import check_vocabulary
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.remote import client as remote
+from onboard.workflow.remote.handed import require_inside
 
 ARTIFACT = "gather.json"
 Tied = list[tuple[str, str]]
@@ -105,6 +106,8 @@ def _measure(folder: Path, tensors: dict[str, Any]) -> Measured:
 
 def _measure_own_code(context: RunContext, tensors: Collection[str]) -> Measured:
     """Do the same without a comparison: a model's own code may rename tensors as it loads them."""
+    folder = context.source.files()
+    require_inside(folder, survey_code(folder, context.source.config()).files)
     built, walls = remote.call(context, "measure"), remote.walls(context)
     tied = [pair for pair in built.tied if {*pair} <= {*tensors}]
     lacking = f", without {' and '.join(walls['missing'])}" if walls["missing"] else ""
@@ -149,7 +152,16 @@ def _instead(model_type: str) -> str:
 
 
 def _code_notes(config: Mapping[str, Any], *, remote_code: bool) -> list[str]:
-    """Say whose code is the reference, where there are two."""
+    """Say whose code is the reference, where there are two, and where it is read."""
+    named = (str(name).rpartition("--")[0] for name in _auto_map(config).values())
+    elsewhere = " and ".join(sorted({*filter(None, named)}))
+    copies = [f"auto_map names the code of {elsewhere}: the copies of it in this folder are read"]
+    return _references(config, remote_code=remote_code) + (
+        copies if elsewhere and remote_code else []
+    )
+
+
+def _references(config: Mapping[str, Any], *, remote_code: bool) -> list[str]:
     if remote_code and config["model_type"].endswith(OWN_CODE):
         known = config["model_type"].removesuffix(OWN_CODE)
         return [f"the reference is the repository's own code, not transformers' {known}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from onboard.errors import OnboardError
@@ -21,7 +22,7 @@ def small_files(folder: Path) -> dict[str, str]:
     Raises:
         OnboardError: they are too many.
     """
-    homes = [folder.resolve(), *_cache(folder)]
+    homes = _homes(folder)
     paths = [
         path
         for path in sorted(folder.rglob("*"))
@@ -36,6 +37,22 @@ def small_files(folder: Path) -> dict[str, str]:
         path.relative_to(folder).as_posix(): path.read_bytes().decode(errors="surrogateescape")
         for path in paths
     }
+
+
+def require_inside(folder: Path, names: Iterable[str]) -> None:
+    """Raise `OnboardError` for a file of a repository that is a link out of it, which is not handed."""
+    homes = _homes(folder)
+    for name in names:
+        if not _is_in(folder / name, homes):
+            raise OnboardError(
+                f"{name} of the model's code is a link that leads out of its folder",
+                hint="Copy what it leads to into the folder: code of another place is not the repository's",
+            )
+
+
+def _homes(folder: Path) -> list[Path]:
+    """Return where the files of a repository may lie."""
+    return [folder.resolve(), *_cache(folder)]
 
 
 def _cache(folder: Path) -> list[Path]:

@@ -279,7 +279,7 @@ def _stand_in(folder: Path) -> list[str]:
         packages.FORMS.update(image_forms.FORMS)
         facts += packages.stand_in("torchvision") + image_forms.stand_in_for_torchvision()
     for path in sorted(folder.glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8-sig"))
         modules = [
             *(
                 each.name

@@ -20,6 +20,11 @@ def test_every_kind_of_layer_is_kept() -> None:
     assert config.sliding_window == WINDOW
 
 
+def test_tokens_that_are_as_many_as_layers_are_none_of_theirs() -> None:
+    config = load_config({"model_type": "llama", "num_hidden_layers": 3, "eos_token_id": [2, 3, 4]})
+    assert tiny_config(config).num_hidden_layers == 2
+
+
 def test_layers_without_rope_are_kept() -> None:
     assert sorted(tiny_config(load_config({"model_type": "smollm3"})).no_rope_layers) == [0, 1]
 

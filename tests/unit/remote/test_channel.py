@@ -14,7 +14,7 @@ import pytest
 from onboard.errors import OnboardError
 from onboard.workflow.remote.channel import Channel
 from onboard.workflow.remote.code_session import LIMITS, OPEN_SESSIONS, Session
-from onboard.workflow.remote.handed import small_files
+from onboard.workflow.remote.handed import require_inside, small_files
 from onboard.workflow.remote.messages import REPLIES, Generated
 from onboard.workflow.remote.replies import Reply
 
@@ -140,6 +140,11 @@ def test_files_that_lie_elsewhere_are_not_handed_over(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe.py")
     assert sorted(small_files(folder)) == ["a.py", "inner.py"]
     assert small_files(folder)["a.py"].encode(errors="surrogateescape") == b"# \xff\n"
+    require_inside(folder, ["a.py", "inner.py"])
+    with pytest.raises(
+        OnboardError, match=r"^link\.py of the model's code is a link that leads out"
+    ):
+        require_inside(folder, ["a.py", "link.py"])
 
 
 def test_a_snapshot_of_the_cache_is_handed_over(tmp_path: Path) -> None:
@@ -149,6 +154,7 @@ def test_a_snapshot_of_the_cache_is_handed_over(tmp_path: Path) -> None:
     (blobs / "0123").write_text("x = 1\n")
     (snapshot / "m.py").symlink_to(Path("..", "..", "blobs", "0123"))
     assert small_files(snapshot) == {"m.py": "x = 1\n"}
+    require_inside(snapshot, ["m.py"])
 
 
 _PARENT = """

@@ -156,6 +156,19 @@ def test_a_decoder_may_be_named_as_a_model_for_sequences_from_sequences() -> Non
     assert with_own_type(encoder) == encoder
 
 
+def test_a_class_for_all_uses_that_writes_texts_is_the_language_model() -> None:
+    """Where `auto_map` names no other; not one of a model with parts, which may be one that sees."""
+    named = {"AutoConfig": "configuration_x.C", "AutoModel": "modeling_x.XForConditionalGeneration"}
+    config = {"model_type": "unheard", "auto_map": named}
+    causal = {"AutoModelForCausalLM": named["AutoModel"]}
+    assert with_own_type(config)["auto_map"] == named | causal
+    parts = config | {"vision_config": {"model_type": "some_tower"}}
+    unnamed = config | {"vision_config": {"depth": 2}}
+    body = config | {"auto_map": named | {"AutoModel": "modeling_x.XModel"}}
+    for other in (parts, unnamed, body):
+        assert with_own_type(other) == other
+
+
 def test_own_code_of_a_known_type_needs_consent(tmp_path: Path) -> None:
     config = with_own_type({"model_type": "llama", "auto_map": AUTO_MAP})
     (tmp_path / "configuration_x.py").write_text("import os\n")

@@ -63,7 +63,8 @@ def test_nothing_that_is_long_buries_what_matters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("auto_map", "modeling", "message"),
     [
-        ({**AUTO_MAP, "AutoConfig": "a/b--configuration_x.C"}, "", "another repository"),
+        ({**AUTO_MAP, "AutoConfig": "a/b--configuration_y.C"}, "", "another repository"),
+        ({**AUTO_MAP, "AutoConfig": "a/b--../x.C"}, "", "another repository"),
         ({"AutoConfig": "configuration_x.C"}, "", "names no AutoModelForCausalLM"),
         ({**AUTO_MAP, "AutoConfig": "../x.C"}, "", "no module and class"),
         (AUTO_MAP, "def", "is not Python"),
@@ -76,6 +77,13 @@ def test_code_that_is_not_whole_is_refused(
     _write(tmp_path, modeling)
     with pytest.raises(OnboardError, match=message):
         survey_code(tmp_path, {"auto_map": auto_map})
+
+
+def test_the_copy_here_of_another_repository_s_code_is_read(tmp_path: Path) -> None:
+    """As models have it that were finetuned from one with code."""
+    _write(tmp_path, "")
+    named = {key: f"someone/their-model--{name}" for key, name in AUTO_MAP.items()}
+    assert survey_code(tmp_path, {"auto_map": named}).classes == AUTO_MAP
 
 
 def test_the_config_class_may_be_that_of_transformers(tmp_path: Path) -> None:
