@@ -27,6 +27,7 @@ from onboard.codegen.translate.language.statements.assignments.kept import (
     is_table,
     keep_table,
 )
+from onboard.codegen.translate.language.statements.assignments.own_objects import holds_objects
 from onboard.codegen.translate.language.statements.bindings import of_itself
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
@@ -74,6 +75,9 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     if isinstance(value, PlainObject):
         frame.translator.make_object(value, attr, frame)
         return
+    if isinstance(value, Items | Mapping) and holds_objects(value):
+        frame.env.values[f"self.{attr}"] = _apart(attr, value, frame, origin)
+        return
     if isinstance(value, Closure | Partial | Unread | Output):
         own = of_itself(value, attr, frame) if isinstance(value, Closure) else value
         frame.env.values[f"self.{attr}"] = own
@@ -89,6 +93,21 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     else:
         frame.emit(ast.Assign([target], value.code()), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
+
+
+def _apart(
+    attr: str, value: Items | Mapping, frame: Frame, origin: ast.AST | None
+) -> Items | Mapping:
+    """Keep each item of a list or dict as an attribute of its own; return where they lie."""
+    pairs = value.items.items() if isinstance(value, Mapping) else enumerate(value.items)
+    kept: dict[str, Value] = {}
+    for key, item in pairs:
+        own = f"{attr}_{key}"
+        if not own.isidentifier() or f"self.{own}" in frame.env.values:
+            raise Untranslatable(f"an object under {key!r} in self.{attr}")
+        store_attribute(own, item, frame, origin)
+        kept[str(key)] = frame.env.values[f"self.{own}"]
+    return Mapping(kept) if isinstance(value, Mapping) else replace(value, items=(*kept.values(),))
 
 
 def _mayremember(attr: str, frame: Frame) -> bool:
