@@ -75,10 +75,10 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     if isinstance(value, PlainObject):
         frame.translator.make_object(value, attr, frame)
         return
-    if isinstance(value, Items | Mapping) and holds_objects(value):
+    if isinstance(value, Output) or (isinstance(value, Items | Mapping) and holds_objects(value)):
         frame.env.values[f"self.{attr}"] = _apart(attr, value, frame, origin)
         return
-    if isinstance(value, Closure | Partial | Unread | Output):
+    if isinstance(value, Closure | Partial | Unread):
         own = of_itself(value, attr, frame) if isinstance(value, Closure) else value
         frame.env.values[f"self.{attr}"] = own
         return
@@ -96,10 +96,12 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
 
 
 def _apart(
-    attr: str, value: Items | Mapping, frame: Frame, origin: ast.AST | None
-) -> Items | Mapping:
-    """Keep each item of a list or dict as an attribute of its own; return where they lie."""
-    pairs = value.items.items() if isinstance(value, Mapping) else enumerate(value.items)
+    attr: str, value: Items | Mapping | Output, frame: Frame, origin: ast.AST | None
+) -> Items | Mapping | Output:
+    """Keep each item of a list, a dict or an object as an attribute of its own; return where they
+    lie.
+    """
+    pairs = enumerate(value.items) if isinstance(value, Items) else value.entries.items()
     kept: dict[str, Value] = {}
     for key, item in pairs:
         own = f"{attr}_{key}"
@@ -107,7 +109,12 @@ def _apart(
             raise Untranslatable(f"an object under {key!r} in self.{attr}")
         store_attribute(own, item, frame, origin)
         kept[str(key)] = frame.env.values[f"self.{own}"]
-    return Mapping(kept) if isinstance(value, Mapping) else replace(value, items=(*kept.values(),))
+    match value:
+        case Items():
+            return replace(value, items=(*kept.values(),))
+        case Output():
+            return replace(value, fields=kept)
+    return Mapping(kept)
 
 
 def _mayremember(attr: str, frame: Frame) -> bool:
