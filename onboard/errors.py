@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
+
 INTERRUPTED = 130
 EXIT_CODES = {
     0: "done",
@@ -102,3 +105,46 @@ class NotCausalError(OnboardError):
     """A token changes what the model says of those before it: no mode can go on with what it has
     computed of a text.
     """
+
+
+_NOT_TO_BLAME = {"", "__main__", "onboard", "repository_code", "torch", "transformers"}
+"""Whose modules fail with old code, or with everything: no package that may be taken away."""
+
+
+def unfit_package(error: BaseException) -> OnboardError | None:
+    """Return what to say of an error, or of one behind it, that an installed package raised while it
+    was imported, as one made for another torch does; None for other errors.
+    """
+    raised: BaseException | None = error
+    while raised is not None:
+        package = _fails_in(raised)
+        if package not in _NOT_TO_BLAME and not isinstance(raised, ModuleNotFoundError):
+            return _does_not_fit(package, raised)
+        raised = raised.__cause__ or raised.__context__
+    return None
+
+
+def _fails_in(error: BaseException) -> str:
+    """Return the package of the module whose import an error ended, the innermost; "" for none: what
+    was imported to its end is kept.
+    """
+    names = [
+        str(frame.f_globals.get("__name__"))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "<module>"
+    ]
+    return names[-1].split(".")[0] if names and names[-1] not in sys.modules else ""
+
+
+def _does_not_fit(package: str, error: BaseException) -> OnboardError:
+    from importlib.metadata import packages_distributions, version
+
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:300].removesuffix(":")
+    names = packages_distributions().get(package)
+    name = names[0] if names else package
+    which = f"{name} {version(name)}" if names else package
+    fitting = f"Install one that fits what else is here (pip install --upgrade {name})"
+    return OnboardError(
+        f"the package {which} is installed, and fails as it is imported ({said})",
+        hint=f"{fitting}, or take it away (pip uninstall {name}): what is missing is stood in for",
+    )

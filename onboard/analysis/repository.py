@@ -23,7 +23,7 @@ from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, sur
 from onboard.analysis.tiny import conditional_names
 from onboard.analysis.tiny.environment_reads import environment_reads
 from onboard.analysis.tiny.tiny_config import is_own_check, of_its_time, one_line, own_place
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, unfit_package
 from onboard.hf import given_inputs
 from onboard.hf.json_floats import json_floats
 from onboard.hf.old import (
@@ -208,7 +208,7 @@ def _config_class(survey: CodeSurvey, model_type: str) -> Any:
 def _failure(reference: str, what: str, error: Exception) -> OnboardError:
     if isinstance(error, OnboardError):
         return error
-    return OnboardError(
+    return unfit_package(error) or OnboardError(
         f"the model's code, {reference}, {what} ({one_line(error)})",
         hint=_advice(reference, error),
     )

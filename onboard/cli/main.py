@@ -30,7 +30,7 @@ from onboard.cli.commands.measure import bench, kld, score_tasks, tune
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
 from onboard.cli.result import Result
 from onboard.cli.terminal import one_line
-from onboard.errors import INTERRUPTED, OnboardError, UsageError, exit_code
+from onboard.errors import INTERRUPTED, OnboardError, UsageError, exit_code, unfit_package
 
 # Click's class, or that of the copy of click which newer versions of typer carry.
 _ClickUsageError: Any = typer.BadParameter.__base__
@@ -166,6 +166,8 @@ def _words(error: BaseException) -> tuple[str, int]:
         return str(error), exit_code(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'a file'}: {error.strerror}", exit_code(error)
+    if (unfit := unfit_package(error)) is not None:
+        return str(unfit), unfit.exit_code
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return f"internal error: {reason}. Run with --debug for the traceback", exit_code(error)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from onboard.config import suggest
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import OnboardError, UsageError, unfit_package
 from onboard.hub import open_source
 from onboard.registry import identity
 from onboard.workflow.files import FileWriter
@@ -235,10 +235,10 @@ class _Run:
         # A defect of ours must not cost the record of the run; the command line reports it as an
         # internal error.
         except Exception as error:
-            text = f"internal error in {phase.name}: {type(error).__name__}: {error}"
-            result = PhaseOutcome(
-                phase.name, "failed", error=" ".join(text.split()), exception=error
-            )
+            unfit = unfit_package(error)
+            text = unfit or f"internal error in {phase.name}: {type(error).__name__}: {error}"
+            said = " ".join(str(text).split())
+            result = PhaseOutcome(phase.name, "failed", error=said, exception=unfit or error)
         result.seconds = 0.0 if result.status == "skipped" else time.monotonic() - started
         if self.executing:
             self._record(phase, result)

@@ -15,7 +15,7 @@ from onboard.analysis import repository
 from onboard.analysis.repository_source import is_imported_from_it
 from onboard.analysis.tiny.conditional_names import only_if
 from onboard.analysis.tiny.tiny_config import one_line
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, unfit_package
 from onboard.hf.old import packages
 
 
@@ -56,13 +56,17 @@ def refuse_own_code(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Nev
 
 
 def _refuse_what_is_lacking(error: BaseException) -> None:
-    """Refuse code that imports a package which is not installed, or that a kernel's launch fails in."""
+    """Refuse code that imports a package which is not installed, or does not fit, or that a kernel's launch
+    fails in.
+    """
     package = repository.not_found(error).split(".")[0]
     if package and packages.missing([package]):
         raise OnboardError(
             f"the model's own code imports {package}, which is not here ({one_line(error)})",
             hint=packages.to_install(package),
         ) from error
+    if (unfit := unfit_package(error)) is not None:
+        raise unfit from error
     if kernel := _launched(error):
         raise OnboardError(
             f"the model's own code runs Triton kernels, {kernel} first, which need a GPU, and it runs"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, unfit_package
 from onboard.gpu import gigabytes
 from onboard.hub import HubSource, ModelSource, has_weights
 from onboard.quantised.said import said_in_config
@@ -175,7 +175,7 @@ def build_on_meta(folder: Path) -> Any:
     # Any type at all: the config's values run through all of the model's constructors.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise OnboardError(
+        raise unfit_package(error) or OnboardError(
             f"transformers cannot build a causal language model from {folder / 'config.json'} ({reason})",
             hint="Check the config's values and the transformers version",
         ) from error

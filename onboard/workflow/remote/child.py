@@ -15,7 +15,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, unfit_package
 from onboard.workflow.processes.orphans import die_with
 from onboard.workflow.processes.programs import Ends, ForkServer
 from onboard.workflow.remote import frames
@@ -48,7 +48,7 @@ def main(parent: int, replies: int, limits: Limits, *, apart: bool) -> None:
             model, reply = request, {"result": None}
             _unpack(model["code"], folder / _CODE)
             if model["tests"] and "network" in walls:  # else sockets are refused in Python
-                _import_ahead(ends, requests, replies)
+                reply = _import_ahead(ends, requests, replies)
         elif "task" in request:
             reply = _reply(request, folder / _CODE, model["config"])
         else:
@@ -58,15 +58,21 @@ def main(parent: int, replies: int, limits: Limits, *, apart: bool) -> None:
     os._exit(0)  # whatever threads the code has started
 
 
-def _import_ahead(ends: Ends, *pipes: int) -> None:
+def _import_ahead(ends: Ends, *pipes: int) -> dict[str, Any]:
     """Have tests run in forks of this process as it is now, with the libraries and nothing of the
-    repository imported, and without its pipes.
+    repository imported, and without its pipes; return the reply.
     """
-    from onboard.workflow.processes.warm import import_for_tests
-    from onboard.workflow.remote.tasks import PROGRAMS
+    try:
+        from onboard.workflow.processes.warm import import_for_tests
+        from onboard.workflow.remote.tasks import PROGRAMS
 
-    import_for_tests()
+        import_for_tests()
+    except Exception as error:
+        if (unfit := unfit_package(error)) is None:
+            raise
+        return {"error": unfit.message, "hint": unfit.hint}
     PROGRAMS.append(ForkServer(ends, pipes))
+    return {"result": None}
 
 
 def _private(descriptor: int) -> int:
@@ -90,6 +96,8 @@ def _reply(request: dict[str, Any], code: Path, config: dict[str, Any]) -> dict[
         block = getattr(error, "block", "")
         return {"error": error.message, "hint": error.hint, "block": block}
     except BaseException as error:  # whatever the repository's code raises
+        if (unfit := unfit_package(error)) is not None:
+            return {"error": unfit.message, "hint": unfit.hint}
         from onboard.analysis.tiny.tiny_config import one_line
 
         traceback.print_exc()

@@ -353,7 +353,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return NONE  # nothing was before the text
     if (made := returned_objects.output(obj, args, frame)) is not None:
         return made
-    if (settings := record(obj, args, frame)) is not None:
+    if settings := record(obj, args, frame) or returned_objects.kept_by(obj, args, frame):
         return settings
     if (whole := objects.named_tuple(obj, args)) is not None:
         return whole

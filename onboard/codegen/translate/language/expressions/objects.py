@@ -45,6 +45,7 @@ from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.assignments.between_layers import left_behind
 from onboard.codegen.translate.language.statements.assignments.between_methods import left_before
+from onboard.codegen.translate.language.statements.assignments.own_objects import holds_objects
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -373,7 +374,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
     match value := state.attributes.get(attr):
         case Known() | Mask() | Global() | Closure() | Unread():
             return value
-        case PlainObject() | Output() if own:
+        case Value() if own and (isinstance(value, Output) or holds_objects(value)):
             return value
         case Instance():
             return (

@@ -21,6 +21,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
     default_fact,
     default_nodes,
 )
+from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import Known, Output, Value
 
@@ -34,7 +35,18 @@ def output(cls: object, args: Args, frame: Frame) -> Output | None:
         return None
     if issubclass(cls, ModelOutput):
         return _of_fields(cls, args)
-    if not frame.translator.specialised or frame.kind == "init" or args.stars:
+    if frame.kind == "init":
+        return None
+    return kept_by(cls, args, frame)
+
+
+def kept_by(cls: object, args: Args, frame: Frame) -> Output | None:
+    """Return the value of `cls(...)` for a class that only keeps what it is given, or what
+    `dataclasses.replace` makes of such an object; None for others.
+    """
+    if cls is dataclasses.replace and len(args.positional) == 1 and not args.stars:
+        return _replaced(args.positional[0], args)
+    if not isinstance(cls, type) or not frame.translator.specialised or args.stars:
         return None
     if cls in _NAMESPACES:
         return None if args.positional else Output(dict(args.keywords), cls)
@@ -43,6 +55,16 @@ def output(cls: object, args: Args, frame: Frame) -> Output | None:
     if dataclasses.is_dataclass(cls) and not hasattr(cls, "__post_init__"):
         return _of_fields(cls, args)
     return _of_constructor(cls, args)
+
+
+def _replaced(whole: Value, args: Args) -> Output | None:
+    match whole:
+        case Record(entries=entries):
+            kept: dict[str, Value] = {key: whole.entry(key) for key in entries}
+            return Output({**kept, **args.keywords})
+        case Output(fields=fields):
+            return Output({**fields, **args.keywords}, whole.cls)
+    return None
 
 
 def _of_fields(cls: type, args: Args) -> Output:

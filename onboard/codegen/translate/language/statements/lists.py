@@ -25,6 +25,7 @@ from onboard.codegen.translate.language.object_values import (
     Repeated,
     joined_ways,
 )
+from onboard.codegen.translate.language.statements.assignments.own_objects import holds_objects
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -165,8 +166,8 @@ def _turns_of(value: Value) -> ast.expr | None:
 
 
 def known_items(node: ast.expr, frame: Frame) -> Sequence[Value] | None:
-    """Return what the rounds of a loop are over, where that is a known list in which modules are;
-    None for others.
+    """Return what the rounds of a loop are over, where that is a known list in which modules are, or
+    objects of plain classes; None for others.
     """
     match node:
         case ast.Call(func=ast.Name(id="enumerate"), args=[inner], keywords=[]):
@@ -178,6 +179,9 @@ def known_items(node: ast.expr, frame: Frame) -> Sequence[Value] | None:
             value = frame.evaluate(node)
             items = value.items if isinstance(value, Items) else ()
             return items if any(isinstance(item, Instance) for item in items) else None
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr) if frame.cls is not None:
+            kept = frame.env.values.get(f"self.{attr}", frame.cls.attributes.get(attr, NONE))
+            return kept.items if isinstance(kept, Items) and holds_objects(kept) else None
     return None
 
 

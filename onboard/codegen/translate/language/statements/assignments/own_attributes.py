@@ -27,6 +27,7 @@ from onboard.codegen.translate.language.statements.assignments.kept import (
     is_table,
     keep_table,
 )
+from onboard.codegen.translate.language.statements.assignments.own_objects import holds_objects
 from onboard.codegen.translate.language.statements.bindings import of_itself
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.language.values import (
@@ -74,7 +75,10 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     if isinstance(value, PlainObject):
         frame.translator.make_object(value, attr, frame)
         return
-    if isinstance(value, Closure | Partial | Unread | Output):
+    if isinstance(value, Output) or (isinstance(value, Items | Mapping) and holds_objects(value)):
+        frame.env.values[f"self.{attr}"] = _apart(attr, value, frame, origin)
+        return
+    if isinstance(value, Closure | Partial | Unread):
         own = of_itself(value, attr, frame) if isinstance(value, Closure) else value
         frame.env.values[f"self.{attr}"] = own
         return
@@ -89,6 +93,28 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     else:
         frame.emit(ast.Assign([target], value.code()), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
+
+
+def _apart(
+    attr: str, value: Items | Mapping | Output, frame: Frame, origin: ast.AST | None
+) -> Items | Mapping | Output:
+    """Keep each item of a list, a dict or an object as an attribute of its own; return where they
+    lie.
+    """
+    pairs = enumerate(value.items) if isinstance(value, Items) else value.entries.items()
+    kept: dict[str, Value] = {}
+    for key, item in pairs:
+        own = f"{attr}_{key}"
+        if not own.isidentifier() or f"self.{own}" in frame.env.values:
+            raise Untranslatable(f"an object under {key!r} in self.{attr}")
+        store_attribute(own, item, frame, origin)
+        kept[str(key)] = frame.env.values[f"self.{own}"]
+    match value:
+        case Items():
+            return replace(value, items=(*kept.values(),))
+        case Output():
+            return replace(value, fields=kept)
+    return Mapping(kept)
 
 
 def _mayremember(attr: str, frame: Frame) -> bool:
