@@ -216,11 +216,11 @@ def product_of_blocks(
     """Return products of blocks of at most `columns` (8 or 16) pairs with their experts [pairs, outputs];
     rows of x [rows, inputs] are what `Blocks` says.
     """
-    outputs = words.values.shape[-2] // (2 if around.gated else 1)
+    roles = 2 if around.gated else 1
+    outputs, pairs = words.values.shape[-2] // roles, len(blocks.order)
     form = _form(x.shape[1], columns, words, around, tiles, 1, blocks)
-    count = -(-outputs // (16 * tiles.height // (2 if around.gated else 1)))
+    count = -(-outputs // (16 * tiles.height // roles))
     programs = _clusters(form, x.device, tiles.cluster)
-    pairs = len(blocks.order)
     out = x.new_empty(pairs, outputs)
     arguments = _arguments(out, x, words, around, blocks, (pairs, count, pairs))
     _kernel(form, x.device).launch((programs * tiles.cluster, 1), arguments, tiles.cluster)

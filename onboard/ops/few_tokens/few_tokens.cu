@@ -1,5 +1,5 @@
 // Weights of four bits (`four_bits.py`) or eight (E4M3) over one token, or at most eight: a linear layer, or
-// experts of one token.
+// experts of one token; and experts over blocks of at most sixteen pairs of some tokens.
 //
 // Words go from memory to registers, and are a tensor core's operand there (`mma.m16n8k16`, PTX ISA 9.7.14.5:
 // weights on its long side, tokens on its short one). Lanes 4 g to 4 g + 3 of a warp have a run's sixteen words

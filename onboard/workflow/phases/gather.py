@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onboard.analysis.repository_source import survey_code
+from onboard.analysis.repository_source import CodeSurvey, survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
 from onboard.hub import OWN_CODE, has_weights, known_type
@@ -71,7 +71,8 @@ class Gather(Phase):
         require_causal_lm(config)
         method = read_method(config, folder)  # before headers are asked for
         tensors = stored_tensors(context.source, method)
-        measured = _measure_own_code(context, tensors) if remote_code else _measure(folder, tensors)
+        code = _own_code(folder, config) if remote_code else None
+        measured = _measure_own_code(context, tensors) if code else _measure(folder, tensors)
         counts, notes, tied = measured
         notes += _code_notes(config, remote_code=remote_code) + _part_notes(folder)
         gpu = bool(device_memory(context.options.device).gpus)
@@ -81,7 +82,7 @@ class Gather(Phase):
         weights = _gather_weights(context, folder, tied)
         facts = _facts(context, config, folder, size) | {
             "remote_code": remote_code,
-            **(_about_code(context, config, folder) if remote_code else {}),
+            **({"code": code.as_json(), "walls": remote.walls(context)} if code else {}),
             "memory": memory,
             "weights": weights,
             "notes": notes,
@@ -106,8 +107,6 @@ def _measure(folder: Path, tensors: dict[str, Any]) -> Measured:
 
 def _measure_own_code(context: RunContext, tensors: Collection[str]) -> Measured:
     """Do the same without a comparison: a model's own code may rename tensors as it loads them."""
-    folder = context.source.files()
-    require_inside(folder, survey_code(folder, context.source.config()).files)
     built, walls = remote.call(context, "measure"), remote.walls(context)
     tied = [pair for pair in built.tied if {*pair} <= {*tensors}]
     lacking = f", without {' and '.join(walls['missing'])}" if walls["missing"] else ""
@@ -118,8 +117,11 @@ def _measure_own_code(context: RunContext, tensors: Collection[str]) -> Measured
     return built.counts, notes, tied
 
 
-def _about_code(context: RunContext, config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    return {"code": survey_code(folder, config).as_json(), "walls": remote.walls(context)}
+def _own_code(folder: Path, config: dict[str, Any]) -> CodeSurvey:
+    """Return what the repository's own code is, all of which lies in its folder."""
+    survey = survey_code(folder, config)
+    require_inside(folder, survey.files)
+    return survey
 
 
 def require_consent_for_code(config: dict[str, Any], folder: Path, *, trusted: bool) -> bool:
