@@ -226,15 +226,22 @@ def attend(
     k_scale: Tensor | None = None, v_scale: Tensor | None = None, out_scale: Tensor | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attend, in decode with a rotation that the kernel does while it loads, else behind one."""
+    """Attend, in decode with a rotation that the kernel does while it loads, else behind one; norms of
+    heads are taken in by the kernel of one launch alone.
+    """
     require_device(query)
-    scales = None if k_scale is None else len(k_scale)
-    if rotation is not None and (invariant or int(batch_info_host[2]) > 1):
-        query, key = turn_heads(query, key, *rotation)
-        rotation = None
-    q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
-    (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
+    scales, caches = None if k_scale is None else len(k_scale), (k_cache, v_cache)
     sequences, real, longest_query, *_ = batch_info_host.tolist()
+    q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
+    decodes, plain = (
+        longest_query == 1 and not invariant,
+        alibi_slopes is k_scale is out_scale is None,
+    )
+    fits = decodes and plain and suits_one_launch(q, k, v, sequences, caches, sinks, rotation)
+    if rotation is not None and not (fits or (decodes and rotation.norms is None)):
+        q, k = (turned[0] for turned in turn_heads(query, key, *rotation))
+        rotation = None
+    (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
     counts, bounded = (sequences, real, longest_query), bool(sliding_window or chunk_size)
     plan = _plan(q, v_cache, block_table, counts, invariant, bounded)
     if not plan.decode:
@@ -247,8 +254,7 @@ def attend(
     kind = q.dtype if out_scale is None else torch.float8_e4m3fn
     out = parts = lse = output_rows((tokens, heads, value_dim), kind, batch_info_host, q.device)
     scale = dim**-0.5 if scale is None else scale
-    caches, known = (k_cache, v_cache), alibi_slopes is k_scale is out_scale is None
-    if plan.decode and known and suits_one_launch(q, k, v, sequences, caches, sinks, rotation):
+    if fits:
         there = Sequences(cu_seqlens, kv_lens, block_table, slot_mapping, sequences)
         scores = Scores(scale, sinks, sliding_window or 0, logit_cap, chunk_size or 0)
         decode_attention(out, q, k, v, there, caches, scores, rotation)
