@@ -88,17 +88,19 @@ class Warm:
             return subprocess.CompletedProcess(words, code, _text(out), _text(err))
 
     @contextmanager
-    def started(self, *words: str | Path) -> Iterator[tuple[Forked, IO[str]]]:
+    def started(
+        self, *words: str | Path, errors: IO[Any] | None = None
+    ) -> Iterator[tuple[Forked, IO[str]]]:
         """Begin `python -m WORDS`, which has ended where the context does; yield it, and what it
-        prints.
+        prints. What it says of errors goes to the file `errors`, if there is one.
         """
         reading, writing = os.pipe()
         with (
             os.fdopen(reading) as printed,
             os.fdopen(writing, "w") as out,
-            tempfile.TemporaryFile() as err,
+            tempfile.TemporaryFile() as nowhere,
         ):
-            forked = self._start(words, out, err)
+            forked = self._start(words, out, errors or nowhere)
             out.close()
             yield forked, printed
             forked.wait()
@@ -146,9 +148,10 @@ class Forked:
 
     def wait(self) -> int:
         """Return its exit code, or -1 where a signal ended it."""
-        with self._answer, os.fdopen(self._writing, "w"):
-            answer = self._answer.read()
-        self.code = int(answer) if answer else -1
+        if not self._answer.closed:
+            with self._answer, os.fdopen(self._writing, "w"):
+                answer = self._answer.read()
+            self.code = int(answer) if answer else -1
         return self.code
 
 
