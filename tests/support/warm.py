@@ -54,13 +54,15 @@ def started(**environment: str) -> Iterator[Warm]:
 
 
 @cache
-def shared() -> Warm:
-    """Return the way to one that all tests of this process fork from, until `end`."""
-    return _KEPT.enter_context(started())
+def shared(**environment: str) -> Warm:
+    """Return the way to one that all tests of this process fork from, until `end`; those whose
+    imports are to find something in their environment have one of their own.
+    """
+    return _KEPT.enter_context(started(**environment))
 
 
 def end() -> None:
-    """End the shared process, if there is one."""
+    """End the shared processes."""
     _KEPT.close()
     shared.cache_clear()
 
