@@ -29,10 +29,8 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     rest = list(expected)
     for index, item in enumerate(actual):
         spare = len(rest) - (len(actual) - index)
-        shapes = [getattr(other, "shape", None) for other in rest[: spare + 1]]
-        same = [
-            place for place, shape in enumerate(shapes) if shape == getattr(item, "shape", None)
-        ]
+        shapes = [_shape(other) for other in rest[: spare + 1]]
+        same = [place for place, shape in enumerate(shapes) if shape == _shape(item)]
         skipped = (
             min(same, key=lambda place: _distance(item, rest[place]))
             if len(same) > 1
@@ -65,7 +63,14 @@ def _kind(item: Any) -> object:
     """Return what tells a tensor from another one: its shape, and whether it has numbers or
     indices.
     """
-    return (item.shape, item.is_floating_point()) if isinstance(item, torch.Tensor) else None
+    is_tensor = isinstance(item, torch.Tensor)
+    return (item.shape, item.is_floating_point()) if is_tensor else _shape(item)
+
+
+def _shape(item: Any) -> object:
+    """Return the shape of a tensor, the type of a number, None for anything else."""
+    number = type(item) if isinstance(item, int | float) else None
+    return getattr(item, "shape", number)
 
 
 def is_choice(actual: torch.Tensor, expected: torch.Tensor) -> bool:

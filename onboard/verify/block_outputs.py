@@ -54,8 +54,9 @@ def compare_outputs(path: str, class_name: str, output: Any, expected: Any) -> t
         return tuple(part for part, _ in parts), worst(error for _, error in parts)
     if output is None and expected is None:
         return None, 0.0
-    # Sizes that a block reads off its data.
-    if isinstance(output, list) and all(type(item) is int for item in output):
+    # Sizes that a block reads off its data, and fields of objects that are numbers.
+    sized = isinstance(output, list) and all(type(item) is int for item in output)
+    if sized or isinstance(output, bool | int | float):
         if output != expected:
             raise ProofError(
                 f"{path} ({class_name}) gives {output}, not {expected}", blocks=(class_name,)

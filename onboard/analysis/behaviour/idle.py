@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+
+from onboard.analysis.recognise.recorder import mapped
 
 
 @torch.no_grad()
@@ -16,9 +17,7 @@ def is_idle(model: nn.Module, path: str, inputs: Mapping[str, torch.Tensor]) -> 
     gives are not numbers.
     """
     expected = model(**inputs, use_cache=False).logits
-    hook = model.get_submodule(path).register_forward_hook(
-        lambda *call: tree_map(_spoilt, call[-1])
-    )
+    hook = model.get_submodule(path).register_forward_hook(lambda *call: mapped(_spoilt, call[-1]))
     try:
         return torch.equal(model(**inputs, use_cache=False).logits, expected)
     finally:

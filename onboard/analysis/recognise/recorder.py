@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from onboard.hf.old.layers.own_triangles import is_causal_alone
 from onboard.ops.sparse.sparse import chosen_keys
 
 NAME = "onboard_recorder"
+_OTHERS = ("torch", "transformers", "builtins")
 
 
 @dataclass
@@ -148,7 +150,7 @@ def first_tensor(value: Any) -> torch.Tensor | None:
 
 def _copied(output: Any) -> Any:
     """Return an output with copies of its tensors, those too that code has put into an output
-    class beside its fields.
+    class beside its fields; an object of code's own is a tuple of what it keeps.
     """
     if not isinstance(output, ModelOutput):
         return tree_map(_copy, output)
@@ -158,6 +160,37 @@ def _copied(output: Any) -> Any:
     for key, value in output.items():
         kept[key] = _copied(value)
     return kept
+
+
+def keeps_fields(item: object) -> bool:
+    """Whether something is an object of no class of PyTorch's or transformers', nor a tuple, a list or
+    a dict.
+    """
+    others = isinstance(item, torch.Tensor | nn.Module | tuple | list | dict | type)
+    own = type(item).__module__.split(".")[0] not in _OTHERS
+    return own and not others and hasattr(item, "__dict__")
+
+
+def fields_in(item: object) -> Iterator[Any]:
+    """Yield what an object keeps but texts, and of objects in it what these keep, one by one."""
+    for part in vars(item).values():
+        if keeps_fields(part):
+            yield from fields_in(part)
+        elif not isinstance(part, str):
+            yield part
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return tuples, lists, dicts and objects with what they hold changed, in a copy."""
+
+    def changed(item: Any) -> Any:
+        if not keeps_fields(item):
+            return change(item)
+        made = copy(item)
+        vars(made).update({key: mapped(change, part) for key, part in vars(item).items()})
+        return made
+
+    return tree_map(changed, value)
 
 
 @contextmanager
@@ -182,6 +215,8 @@ def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> It
 
 
 def _copy(value: Any) -> Any:
+    if keeps_fields(value):
+        return tuple(map(_copied, fields_in(value)))
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +43,22 @@ class Args:
             for index, value in enumerate(self.positional)
         ]
         return positional, [ast.keyword(key, value.code()) for key, value in self.keywords.items()]
+
+
+def spread(arguments: Mapping[str, Value]) -> dict[str, Value]:
+    """Return arguments of a function, or facts about them, as generated code has them: in the place of
+    an object its fields, of a class with some arguments these, `norm_eps` of
+    `norm=partial(Norm, eps=1e-6)`.
+    """
+    given: dict[str, Value] = {}
+    for key, value in arguments.items():
+        parts = value.apart()
+        given |= (
+            {key: value}
+            if parts is None
+            else spread({f"{key}_{own}": each for own, each in parts.items()})
+        )
+    return given
 
 
 def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:

@@ -443,8 +443,8 @@ class Program(Protocol):
     def make_object(self, made: PlainObject, attr: str, frame: Frame) -> PlainObject:
         """Write what the constructor of an object does into that of the module that keeps it."""
 
-    def call_object(self, owner: PlainObject, attr: str, args: Args, frame: Frame) -> Value:
-        """Return what a method of such an object gives."""
+    def call_object(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value:
+        """Return what a method of an object gives."""
 
     def call_closure(self, closure: Closure, args: Args, frame: Frame) -> Value:
         """Return what a function gives that is defined inside another one."""

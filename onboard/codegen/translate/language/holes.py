@@ -60,7 +60,6 @@ class Result(Value):
         return (
             not self.transposed
             and type(shape) is Items
-            and not shape.names
             and all(isinstance(item, Hole) for item in shape.items)
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from onboard.analysis.source import find_method
-from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.args import Args, plain_call, spread
 from onboard.codegen.translate.language.object_values import Global, is_class
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, same_code
 from onboard.codegen.translate.language.values import Unread, Value
@@ -64,6 +64,10 @@ class Partial(Value):
             and self.called.same_as(other.called)
             and self.arguments.keys() == other.arguments.keys()
         )
+
+    def apart(self) -> dict[str, Value]:
+        """Return its arguments."""
+        return self.arguments
 
     @property
     def arguments(self) -> dict[str, Value]:
@@ -123,21 +127,6 @@ def class_of(value: Value | None) -> type | None:
     """Return the class of modules that a value makes, with all arguments or some; None of others."""
     cls = value.called if isinstance(value, Partial) else value
     return cls.obj if isinstance(cls, Global) and is_class(cls) else None
-
-
-def spread(arguments: Mapping[str, Value]) -> dict[str, Value]:
-    """Return arguments of a constructor, or facts about them, as generated code has them: for a
-    partial the arguments that it gives, `norm_eps` of `norm=partial(Norm, eps=1e-6)`.
-    """
-    given: dict[str, Value] = {}
-    for key, value in arguments.items():
-        inner = value.arguments if isinstance(value, Partial) else None
-        given |= (
-            {key: value}
-            if inner is None
-            else spread({f"{key}_{own}": each for own, each in inner.items()})
-        )
-    return given
 
 
 def parameter_of(

@@ -24,7 +24,9 @@ class Routine:
     static: bool = False
     """It returns one value that depends on config and constants only."""
     argument_facts: dict[str, Value] = field(default_factory=dict)
-    """What all uses of the function have in common, with which it was translated."""
+    """What all uses of the function have in common, with which it was translated; of an object its
+    fields.
+    """
     given: Value | None = None
     """The result, when the function only returns some of its parameters."""
     optional: set[str] = field(default_factory=set)
@@ -37,7 +39,7 @@ class Routine:
         order = [item.arg for item in (*self.node.args.args, *self.node.args.kwonlyargs)]
         if keys:
             wanted = {*self.parameters, *keys}
-            known = dict.fromkeys((*order, *self.parameters, *sorted(keys)))
+            known = dict.fromkeys((*self.argument_facts, *order, *self.parameters, *sorted(keys)))
             self.parameters = [key for key in known if key in wanted]
         counted = {"position_ids"}  # a call that has none passes those of the caller
         self.optional = {

@@ -100,6 +100,12 @@ class Value:
         """Return its code as an argument of a function that was translated with a fact about it."""
         return self.code()
 
+    def apart(self) -> dict[str, Value] | None:
+        """Return what a function is given in its place, by the ends of the parameters' names; None: it
+        is given itself.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class Known(Value):
@@ -275,8 +281,6 @@ class Items(Value):
     """A tuple or list of known length."""
 
     items: tuple[Value, ...]
-    names: tuple[str, ...] = ()
-    """Of the items of a named tuple."""
     kind: str = TUPLE
     """`TUPLE`, or `LIST`."""
     lazy = True
@@ -334,7 +338,7 @@ class Items(Value):
 
 
 @dataclass(frozen=True, eq=False)
-class _Entries(Value):
+class Entries(Value):
     """A value with named parts."""
 
     lazy = True
@@ -344,7 +348,7 @@ class _Entries(Value):
         """The parts by name."""
         raise NotImplementedError
 
-    def same_as(self, other: _Entries) -> bool:
+    def same_as(self, other: Entries) -> bool:
         """Whether both have the same parts."""
         own, others = self.entries, other.entries
         return own.keys() == others.keys() and all(own[key].equals(others[key]) for key in own)
@@ -360,7 +364,7 @@ class _Entries(Value):
 
 
 @dataclass(frozen=True, eq=False)
-class Mapping(_Entries):
+class Mapping(Entries):
     """A dict with known keys."""
 
     items: dict[str, Value]
@@ -389,19 +393,6 @@ class Mapping(_Entries):
         """Return itself where all items are constants or masks."""
         plain = all(isinstance(item, Known | Mask) for item in self.items.values())
         return self if plain else Code(name("_"))
-
-
-@dataclass(frozen=True, eq=False)
-class Output(_Entries):
-    """A transformers output dataclass, of a class that may be known."""
-
-    fields: dict[str, Value]
-    cls: type | None = None
-
-    @property
-    def entries(self) -> dict[str, Value]:
-        """The fields."""
-        return self.fields
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,13 @@ from onboard.analysis.source import find_method, module_source
 from onboard.codegen.tidy.choices import only_called, with_joined_choices
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.module_calls import asked_of, with_plain_modules
+from onboard.codegen.translate.language.args import spread
 from onboard.codegen.translate.language.forms import ANY_TUPLE, SEVERAL_ROWS, SHARED, TUPLE_OR_NOT
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import Output, declared
 from onboard.codegen.translate.language.holes import Hole
 from onboard.codegen.translate.language.object_values import Config, Instance
-from onboard.codegen.translate.language.partial_classes import parameter_of, spread
+from onboard.codegen.translate.language.partial_classes import parameter_of
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.records import Record
@@ -29,7 +31,7 @@ from onboard.codegen.translate.language.statements.assignments.between_methods i
 from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees import cleanup
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, renamed
-from onboard.codegen.translate.language.values import NONE, Code, Output, Value
+from onboard.codegen.translate.language.values import NONE, Code, Value
 from onboard.codegen.translate.mechanisms import experts
 from onboard.codegen.translate.output import argument_types, codebooks
 from onboard.codegen.translate.output.hidden_functions import rename_hidden
@@ -211,6 +213,7 @@ def _init_text(
     for key in init.parameters:
         fact = known.get(key)
         kind = _config_type(fact, translator) or _module_type(fact)
+        kind = kind or declared(facts, key)
         kind = kind or argument_types.of_module(*parameter_of(key, facts, init.node))
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
@@ -333,9 +336,9 @@ def _top_forward(routine: Routine, translator: Translator) -> MethodText:
 def _tensor_annotation(
     parameter: str, routine: Routine, translator: Translator, state: ClassState
 ) -> str:
-    fact = translator.argument_facts.get(
-        ("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}
-    ).get(parameter)
+    key = ("method", f"{state.cls.__qualname__}.{routine.node.name}")
+    facts = translator.argument_facts.get(key, {})
+    fact, said = spread(facts).get(parameter), declared(facts, parameter)
     if fact is not None and fact.annotation is not None:
         return fact.annotation
     if parameter == BETWEEN_LAYERS:
@@ -346,7 +349,7 @@ def _tensor_annotation(
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
     if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
         named = _is_named(routine.node, parameter)
-        return argument_types.of_module(routine.node, parameter) if named else "int"
+        return argument_types.of_module(routine.node, parameter) if named else said or "int"
     count = _unpacked(parameter, routine)
     if (
         not count

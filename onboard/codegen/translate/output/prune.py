@@ -12,8 +12,8 @@ from copy import deepcopy
 
 from torch import nn
 
+from onboard.codegen.translate.language.args import spread
 from onboard.codegen.translate.language.object_values import ways_of
-from onboard.codegen.translate.language.partial_classes import spread
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.program.unused_modules import (
     attributes_read,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,8 @@ from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions import module_lists, objects
 from onboard.codegen.translate.language.forms import LIST, TUPLE
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import attributes
+from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.holes import Result
 from onboard.codegen.translate.language.object_values import (
     Closure,
@@ -30,16 +33,7 @@ from onboard.codegen.translate.language.object_values import (
 from onboard.codegen.translate.language.partial_classes import partial_class
 from onboard.codegen.translate.language.sequences import is_one_of, sequence_of
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
-from onboard.codegen.translate.language.values import (
-    NONE,
-    Code,
-    Items,
-    Known,
-    Mapping,
-    Mask,
-    Output,
-    Value,
-)
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Mask, Value
 
 _CALLED = "function"
 
@@ -113,6 +107,8 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
         return default[0]
     if isinstance(owner, Instance) and default and _lacks(owner, key.value, frame):
         return default[0]
+    if isinstance(owner, ByName) and default and not attributes.has(owner, key.value):
+        return default[0]
     return objects.get_attribute(owner, key.value, frame)
 
 
@@ -149,6 +145,8 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return plain_call(expr, args, static=True)
         case [Global(obj=ModuleType() as module), Known(value=str() as key)]:
             return Known(hasattr(module, key))
+        case [ByName() as owner, Known(value=str() as key)]:
+            return Known(attributes.has(owner, key))
         case [Instance() as part, Known(value=str() as key)] if _lacks(part, key, frame):
             return Known(False)
     return plain_call(expr, args, args.static())
@@ -189,6 +187,28 @@ def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
     if not isinstance(base, Mapping):
         raise Untranslatable("dict() of an unknown value")
     return Mapping({**base.items, **args.keywords})
+
+
+def _entries(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    """Return the fields of an object as a dict."""
+    match args.positional:
+        case [Output(fields=kept)]:
+            return Mapping(dict(kept))
+    return plain_call(expr, args, args.static())
+
+
+def _all_entries(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    """Return the fields of a dataclass as a dict, of those in it, too."""
+    match args.positional:
+        case [Output() as owner]:
+            return _as_dict(owner)
+    return plain_call(expr, args, args.static())
+
+
+def _as_dict(value: Value) -> Value:
+    if isinstance(value, Output):
+        return Mapping({key: _as_dict(part) for key, part in value.fields.items()})
+    return value.mapped(_as_dict)
 
 
 def _partial(expr: ast.expr, args: Args, frame: Frame) -> Value:
@@ -242,6 +262,8 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     list: _listing(LIST),
     dict: _dict,
     functools.partial: _partial,
+    vars: _entries,
+    dataclasses.asdict: _all_entries,
     super: lambda expr, args, frame: _super(args),
     iter: module_lists.begun,
     next: module_lists.taken,

@@ -8,7 +8,7 @@ import importlib.util
 from collections import UserDict
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, is_typeddict
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
 from onboard.codegen.translate.language.config_methods import call_config
 from onboard.codegen.translate.language.config_values import Setting
-from onboard.codegen.translate.language.expressions import multimodal_configs, objects
+from onboard.codegen.translate.language.expressions import dicts, multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
 from onboard.codegen.translate.language.expressions.decisions import switched
 from onboard.codegen.translate.language.expressions.module_lists import (
@@ -37,6 +37,8 @@ from onboard.codegen.translate.language.expressions.module_lists import (
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
 from onboard.codegen.translate.language.forms import MAYBE, SHARED
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import attributes, returned_objects, variables
+from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.object_values import (
     Choice,
     Closure,
@@ -55,7 +57,6 @@ from onboard.codegen.translate.language.object_values import (
     Super,
 )
 from onboard.codegen.translate.language.partial_classes import Partial
-from onboard.codegen.translate.language.program import returned_objects
 from onboard.codegen.translate.language.records import record
 from onboard.codegen.translate.language.statements.probed_records import made_by_call
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
@@ -65,7 +66,6 @@ from onboard.codegen.translate.language.values import (
     Items,
     Known,
     Mapping,
-    Output,
     Unread,
     Value,
 )
@@ -202,9 +202,9 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case Repeated(item=item) if attr == "pop":
             return item
         case Mapping():
-            return _mapping_method(owner, attr, _by_name(args, frame), frame)
-        case Output() if attr == "__setitem__":
-            return _set_field(owner, *args.positional, frame=frame)
+            return dicts.method(owner, attr, _by_name(args, frame))
+        case ByName() | Global() if given := _method_of_object(owner, attr, args, frame):
+            return given
         case ModuleTable() if listed := table_method(owner, attr, args, frame):
             return listed
         case ModuleList() if (method := own_method(owner, attr, frame)) is not None:
@@ -214,7 +214,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case ModuleList() if attr == "keys":
             return Code(plain_call(attribute(owner.expr, attr), args).expr, static=True)
         case Setting(value=dict()) if attr in _OF_DICTS:
-            return _mapping_method(config_values.as_mapping(owner, frame), attr, args, frame)
+            return dicts.method(config_values.as_mapping(owner, frame), attr, args)
         case Code(static=True) if text := config_values.text_method(owner, attr, args, frame):
             return text
         case Code(static=False) if attr == "get":
@@ -269,14 +269,21 @@ def _got(owner: Code, args: Args) -> Code:
     return replace(plain_call(attribute(owner.expr, "get"), args), form=form, optional=optional)
 
 
-def _set_field(output: Output, key: Value, value: Value, *, frame: Frame) -> Value:
-    """Put a field into an output, by all names that it has."""
+def _method_of_object(owner: ByName | Global, attr: str, args: Args, frame: Frame) -> Value | None:
+    """Return what a method of an object gives, or a class method of its class; None for others."""
+    if isinstance(owner, Output) and attr == "__setitem__":
+        return _set_item(owner, *args.positional, frame=frame)
+    if isinstance(owner, Output) and attr in _OF_DICTS and attr not in owner.fields:
+        there = {key: item for key, item in owner.fields.items() if not item.equals(NONE)}
+        return dicts.method(Mapping(there), attr, _by_name(args, frame))
+    return attributes.called(owner, attr, args, frame)
+
+
+def _set_item(output: Output, key: Value, value: Value, *, frame: Frame) -> Value:
+    """Put a field into an output."""
     if not isinstance(key, Known):
         raise Untranslatable("an output's field with a computed name")
-    kept = {} if frame.cls is None else frame.cls.attributes
-    known = {f"self.{name}": item for name, item in kept.items()} | frame.env.values
-    changed = replace(output, fields={**output.fields, key.value: value})
-    frame.env.values |= {place: changed for place, item in known.items() if item is output}
+    variables.put(output, key.value, value, frame)
     return NONE
 
 
@@ -286,37 +293,6 @@ def _by_name(args: Args, frame: Frame) -> Args:
         return args
     first = config_values.as_name(args.positional[0], frame)
     return replace(args, positional=[first, *args.positional[1:]])
-
-
-def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Value:
-    key = (
-        args.positional[0].value
-        if args.positional and isinstance(args.positional[0], Known)
-        else None
-    )
-    default = args.positional[1] if len(args.positional) > 1 else NONE
-    if attr == "copy":
-        return Mapping(dict(owner.items))
-    if attr in ("get", "pop") and isinstance(key, str):
-        value = owner.items.get(key, default)
-        if attr == "pop":
-            owner.items.pop(key, None)
-        return value
-    if attr == "update" and not args.stars:
-        for item in args.positional:
-            if not isinstance(item, Mapping):
-                raise Untranslatable("update of a dict by an unknown one")
-            owner.items.update(item.items)
-        owner.items.update(args.keywords)
-        return NONE
-    if attr in ("keys", "values", "items"):
-        pairs: list[tuple[Value, Value]] = [
-            (Known(entry), value) for entry, value in owner.items.items()
-        ]
-        if attr == "items":
-            return Items(tuple(map(Items, pairs)))
-        return Items(tuple(pair[attr == "values"] for pair in pairs))
-    raise Untranslatable(f"dict.{attr}")
 
 
 def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
@@ -346,7 +322,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if (changed := _in_place(obj, args, frame)) is not None:
         return changed
     if (
-        handler := BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None
+        handler := BUILTINS.get(dict if is_typeddict(obj) else obj) if callable(obj) else None
     ) is not None:
         return handler(expr, args, frame)
     if objects.is_cache(obj):

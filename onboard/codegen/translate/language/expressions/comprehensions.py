@@ -12,6 +12,15 @@ from onboard.codegen.translate.language.expressions import dicts
 from onboard.codegen.translate.language.expressions.module_lists import is_row, modules_of_row
 from onboard.codegen.translate.language.forms import LIST, MAYBE, TUPLE, TUPLES
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import ByName
+from onboard.codegen.translate.language.handed.listed import (
+    Listed,
+    Objects,
+    as_object,
+    at_run_time,
+    listed,
+    made_of,
+)
 from onboard.codegen.translate.language.holes import Result
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -62,10 +71,16 @@ def comprehension(
     with frame.branch(env) as statements:
         for assignment in before:
             _substitute(assignment, frame)
-        element = frame.evaluate(node.elt)
+        element = as_object(frame.evaluate(node.elt))
         tests = [frame.evaluate(item).code() for item in generator.ifs]
     _check_pure(statements, node, frame)
-    expr = type(node)(element.code(), [ast.comprehension(generator.target, over, tests, 0)])
+    loop = ast.comprehension(generator.target, over, tests, 0)
+    if (objects := made_of(element)) is not None:
+        shape, code = objects
+        static = _is_static(generator, env) and element.is_static
+        form = LIST if isinstance(node, ast.ListComp) else None
+        return Objects(type(node)(code, [loop]), static, form=form, shape=shape)
+    expr = type(node)(element.code(), [loop])
     if isinstance(element, Instance):
         element = _of_classes_here(element, expr.generators[0], frame)
         return ModuleList(element.made, type(node)(element.code(), expr.generators))
@@ -242,7 +257,10 @@ def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
 def _over(value: Value) -> tuple[ast.expr, Value]:
     if isinstance(value, ModuleList):
         return value.expr, Instance(value.made, name("item"))
-    if isinstance(value, ModuleRows):
+    value = listed(value)
+    if isinstance(value, Listed):
+        value = at_run_time(value)
+    if isinstance(value, ModuleRows | Objects):
         return value.expr, value.item(name("item"))
     whole = Code(value.code(), value.is_static, form=sequence_of_all((value,)))
     return whole.expr, item_in(name("item"), value if isinstance(value, Code) else whole)
@@ -255,6 +273,8 @@ def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
             env.values[variable] = Instance(made, name(variable))
         case ast.Name(id=variable), ModuleList() | ModuleTable():
             env.values[variable] = replace(element, expr=name(variable))
+        case ast.Name(id=variable), ByName():
+            env.values[variable] = element.renamed("item", variable)
         case ast.Tuple(), ModuleList() if modules := modules_of_row(element):
             bind_target(target, modules, env)
         case ast.Name(id=variable), _:

@@ -1,13 +1,15 @@
-"""Dict comprehensions over what is known, and those that copy a dict."""
+"""Methods of dicts with known keys, dict comprehensions over what is known, and those that copy a dict."""
 
 from __future__ import annotations
 
 import ast
 
+from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.decisions import decided_here
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import NONE, Items, Known, Mapping, Value
 
 
 def unrolled(node: ast.DictComp, frame: Frame) -> Mapping | None:
@@ -30,6 +32,38 @@ def unrolled(node: ast.DictComp, frame: Frame) -> Mapping | None:
                 return None
             entries[key.value] = value
     return Mapping(entries) if isinstance(over, Items) and not statements else None
+
+
+def method(owner: Mapping, attr: str, args: Args) -> Value:
+    """Return what a method of a dict gives."""
+    key = (
+        args.positional[0].value
+        if args.positional and isinstance(args.positional[0], Known)
+        else None
+    )
+    default = args.positional[1] if len(args.positional) > 1 else NONE
+    if attr == "copy":
+        return Mapping(dict(owner.items))
+    if attr in ("get", "pop") and isinstance(key, str):
+        value = owner.items.get(key, default)
+        if attr == "pop":
+            owner.items.pop(key, None)
+        return value
+    if attr == "update" and not args.stars:
+        for item in args.positional:
+            if not isinstance(item, Mapping):
+                raise Untranslatable("update of a dict by an unknown one")
+            owner.items.update(item.items)
+        owner.items.update(args.keywords)
+        return NONE
+    if attr in ("keys", "values", "items"):
+        pairs: list[tuple[Value, Value]] = [
+            (Known(entry), value) for entry, value in owner.items.items()
+        ]
+        if attr == "items":
+            return Items(tuple(map(Items, pairs)))
+        return Items(tuple(pair[attr == "values"] for pair in pairs))
+    raise Untranslatable(f"dict.{attr}")
 
 
 def copied(node: ast.DictComp, key: ast.expr, value: Value) -> ast.expr | None:

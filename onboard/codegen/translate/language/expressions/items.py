@@ -25,6 +25,9 @@ from onboard.codegen.translate.language.forms import (
     TRIANGLE,
 )
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import Output
+from onboard.codegen.translate.language.handed.listed import Listed, Objects, listed
+from onboard.codegen.translate.language.handed.listed import one_of as one_object
 from onboard.codegen.translate.language.object_values import (
     Global,
     Instance,
@@ -50,7 +53,6 @@ from onboard.codegen.translate.language.values import (
     Known,
     Mapping,
     Mask,
-    Output,
     PaddingMask,
     Value,
 )
@@ -60,8 +62,9 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
     """Return `owner[index]`."""
     if (found := frame.mechanisms.item(owner, index, node, frame)) is not None:
         return found
-    if (formed := _of_form(owner, index, node, frame)) is not None:
-        return formed
+    for known in (_of_objects, _of_form):
+        if (item := known(owner, index, node, frame)) is not None:
+            return item
     match owner, index:
         case Output(fields=fields), Known(value=str() as key) if key in fields:
             return fields[key]
@@ -98,8 +101,6 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             owner, index, node, frame
         ):
             return entry
-        case Output(fields=fields), Known(value=int() as position):
-            return [value for value in fields.values() if not value.equals(NONE)][position]
         case ModuleTable(entries=entries), Known(value=str() as key) if key in entries:
             return owner.entry(key)
         case ModuleList() | ModuleRows(), _:
@@ -116,6 +117,16 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
     expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
     triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
     return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
+
+
+def _of_objects(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+    """Return an item of a list of objects, or a part of that; None for others."""
+    if isinstance(owner, Objects):
+        place = ast.Subscript(owner.expr, _index_code(node.slice, index, frame), ast.Load())
+        return replace(owner, expr=place) if _is_cut(index) else owner.item(place)
+    if isinstance(whole := listed(owner), Listed) and isinstance(index, Code):
+        return one_object(whole.items, index.code())
+    return None
 
 
 def _is_slice(index: Value) -> bool:

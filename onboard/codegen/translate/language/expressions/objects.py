@@ -27,6 +27,9 @@ from onboard.codegen.translate.language.expressions import branch_types
 from onboard.codegen.translate.language.expressions.module_lists import attribute_of_list
 from onboard.codegen.translate.language.expressions.usual_names import usual_item, usual_name
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import attributes
+from onboard.codegen.translate.language.handed.by_name import ByName, Named
+from onboard.codegen.translate.language.handed.listed import Objects
 from onboard.codegen.translate.language.object_values import (
     Choice,
     Closure,
@@ -55,11 +58,9 @@ from onboard.codegen.translate.language.trees.syntax import (
 from onboard.codegen.translate.language.values import (
     NONE,
     Code,
-    Items,
     Known,
     Mapping,
     Mask,
-    Output,
     Unread,
     Value,
 )
@@ -201,10 +202,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return left
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
-        case Output(fields=fields):
-            return fields.get(attr, NONE)
-        case Items(items=items, names=names) if attr in names:
-            return items[names.index(attr)]
+        case ByName():
+            return attributes.attribute_of(owner, attr, frame)
         case Instance(expr=expr) if f"{ast.unparse(expr)}.{attr}" in frame.env.values:
             return frame.env.values[f"{ast.unparse(expr)}.{attr}"]  # as this forward left it
         case Instance(classes=classes) if classes and all(
@@ -330,14 +329,14 @@ def declares(config: object, attr: str) -> bool:
     return attr in fields or attr in cls.attribute_map or hasattr(cls, attr)  # type: ignore[attr-defined]
 
 
-def named_tuple(cls: object, args: Args) -> Items | None:
+def named_tuple(cls: object, args: Args) -> Named | None:
     """Return the value of `cls(...)` for a class of named tuples; None for any other class."""
     names = getattr(cls, "_fields", None)
     if not (isinstance(cls, type) and issubclass(cls, tuple) and names) or args.stars:
         return None
     defaults = {key: Known(value) for key, value in getattr(cls, "_field_defaults", {}).items()}
     given = defaults | dict(zip(names, args.positional, strict=False)) | args.keywords
-    return Items(tuple(given[name] for name in names), names)
+    return Named(tuple(given[name] for name in names), names=names, cls=cls)
 
 
 def is_cache(cls: object) -> bool:
@@ -374,7 +373,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
     match value := state.attributes.get(attr):
         case Known() | Mask() | Global() | Closure() | Unread():
             return value
-        case Value() if own and (isinstance(value, Output) or holds_objects(value)):
+        case Value() if own and holds_objects(value):
             return value
         case Instance():
             return (
@@ -382,7 +381,7 @@ def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) ->
                 if own
                 else replace(value, expr=path)
             )
-        case ModuleList() | ModuleRows() | ModuleTable() | Record():
+        case ModuleList() | ModuleRows() | ModuleTable() | Record() | Objects():
             return replace(value, expr=path)
         case Config(obj=obj):
             return Config(path, obj)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import replace
 
-from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.args import Args, spread
 from onboard.codegen.translate.language.object_values import Self
 from onboard.codegen.translate.language.partial_classes import joined_classes
 from onboard.codegen.translate.language.sequences import sequence_of_all
@@ -65,7 +66,16 @@ def join_facts(old: Value, new: Value) -> Value:
 
 def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
     """Return facts as the values of parameters inside the function."""
+    names = Counter(own for key, fact in facts.items() for own in spread({key: fact}))
+    if twice := [key for key, count in names.items() if count > 1]:
+        raise Untranslatable(f"{twice[0]} beside an object's field of that name")
     return {key: fact.as_parameter(key) for key, fact in facts.items()}
+
+
+def handed_apart(node: ast.FunctionDef, facts: dict[str, Value]) -> dict[str, Value]:
+    """Return facts in the order of a definition's parameters, of an object those of its fields."""
+    order = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)]
+    return spread({key: facts[key] for key in dict.fromkeys((*order, *facts)) if key in facts})
 
 
 def rest_parameters(node: ast.FunctionDef, facts: dict[str, Value]) -> dict[str, Value]:

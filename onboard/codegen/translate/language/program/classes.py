@@ -23,7 +23,7 @@ from onboard.analysis.source import (
     plain_class,
 )
 from onboard.analysis.tiny.tiny_prompts import counts_positions
-from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.args import Args, plain_call, spread
 from onboard.codegen.translate.language.config_values import as_constants, gives_settings
 from onboard.codegen.translate.language.expressions import multimodal_configs, objects
 from onboard.codegen.translate.language.expressions.calls import call_value
@@ -31,6 +31,7 @@ from onboard.codegen.translate.language.expressions.decisions import decided_by_
 from onboard.codegen.translate.language.expressions.evaluate import evaluate
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
+from onboard.codegen.translate.language.handed import methods, plain_objects
 from onboard.codegen.translate.language.object_values import (
     Config,
     Instance,
@@ -40,7 +41,6 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.program import (
     closures,
-    plain_objects,
     supers,
     unused_modules,
     uses,
@@ -347,7 +347,7 @@ class Translator(Program):
 
     call_closure = staticmethod(closures.call_closure)
     make_object = staticmethod(plain_objects.make_object)
-    call_object = staticmethod(plain_objects.call_object)
+    call_object = staticmethod(methods.call_object)
 
     def _call_of(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value:
         """Return a call of a helper's translation."""
@@ -406,7 +406,7 @@ class Translator(Program):
                 frame.env.values |= receiver(node)
                 state.methods[attr] = self._routine(node, frame, self.argument_facts[key])
             shared = self.shared.get((state.cls, attr), set())
-            state.methods[attr].take(shared, self.argument_facts[key])
+            state.methods[attr].take(shared, spread(self.argument_facts[key]))
         return state.methods[attr]
 
     def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:

@@ -21,6 +21,7 @@ from onboard.analysis.source import ModuleSource, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import shared
 from onboard.codegen.translate.language.object_values import Closure, Instance
 from onboard.codegen.translate.language.program.argument_facts import (
     bind,
@@ -234,7 +235,12 @@ def run_inside(
     """
     bound, rest = bind(node, args, method=method)
     own = _own_names(node, frame)
-    around = {key: value for key, value in (seen or {}).items() if key not in own}
+    inside = _of_around(node)
+    around = {
+        key: value if key in inside else shared(value)
+        for key, value in (seen or {}).items()
+        if key not in own
+    }
     own_attributes = {k: v for k, v in frame.env.values.items() if k.startswith("self.")}
     inner = Frame(
         frame.translator,
@@ -252,14 +258,13 @@ def run_inside(
         layers=frame.layers,
         names=own,
     )
-    given = defaults(node, inner) | {k: _once(k, v, node, frame) for k, v in bound.items()}
+    given = defaults(node, inner) | {k: shared(_once(k, v, node, frame)) for k, v in bound.items()}
     if node.args.kwarg is not None:
         given[node.args.kwarg.arg] = Mapping(rest)
     inner.env.values.update({own.get(key, key): value for key, value in given.items()})
     body = [_Renamed(own).visit(statement) for statement in _own_body(node, source)]
     value = _returned(execute(body, inner), inner, node)
-    shared = _of_around(node)
-    changed = {k: v for k, v in inner.env.values.items() if k.startswith("self.") or k in shared}
+    changed = {k: v for k, v in inner.env.values.items() if k.startswith("self.") or k in inside}
     frame.env.values.update(changed)
     return value
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from onboard.analysis.blocks.wrapper_classes import class_given
 from onboard.analysis.source import find_method, module_source
-from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.args import Args, spread
 from onboard.codegen.translate.language.frame import Frame, Program
 from onboard.codegen.translate.language.object_values import Global, Instance, Made, ModuleList
-from onboard.codegen.translate.language.partial_classes import Partial, class_of, spread
+from onboard.codegen.translate.language.partial_classes import Partial, class_of
 from onboard.codegen.translate.language.program.argument_facts import bind, default_nodes
 from onboard.codegen.translate.language.trees.skips import returns, without_returns
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, name

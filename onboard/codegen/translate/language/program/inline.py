@@ -7,6 +7,7 @@ import ast
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Program
+from onboard.codegen.translate.language.handed.by_name import shared
 from onboard.codegen.translate.language.program.argument_facts import (
     as_parameters,
     bind,
@@ -45,7 +46,8 @@ def inline(
     """Return what a function gives where that comes down to an expression."""
     bound, rest = bind(node, args, method=False)
     inner = Frame(translator, source, "function", caller=caller)
-    inner.env.values.update(defaults(node, inner) | bound | rest)
+    handed = {key: shared(item) for key, item in (bound | rest).items()}
+    inner.env.values.update(defaults(node, inner) | handed)
     if node.args.kwarg is not None:
         inner.env.values[node.args.kwarg.arg] = Mapping(dict(rest))
     try:

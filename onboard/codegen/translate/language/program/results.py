@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onboard.analysis.behaviour.left_at_classes import BETWEEN_LAYERS
+from onboard.codegen.translate.language.args import spread
 from onboard.codegen.translate.language.expressions.decisions import local_values
 from onboard.codegen.translate.language.frame import Frame, Program
+from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.holes import Hole, Result, fill
 from onboard.codegen.translate.language.object_values import Config
-from onboard.codegen.translate.language.program.argument_facts import default_fact, default_nodes
+from onboard.codegen.translate.language.program.argument_facts import (
+    default_fact,
+    default_nodes,
+    handed_apart,
+)
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.state import Routine
 from onboard.codegen.translate.language.statements.assignments.between_layers import (
@@ -33,7 +39,6 @@ from onboard.codegen.translate.language.values import (
     Known,
     Mapping,
     Mask,
-    Output,
     Unread,
     Value,
     untransposed,
@@ -43,17 +48,14 @@ from onboard.hf.old.given_logits import given_by
 
 def finish_routine(routine: Routine, frame: Frame) -> None:
     """Put into a routine what its frame has come to: results, statements, parameters in use."""
-    arguments, facts = routine.node.args, routine.argument_facts
+    facts = routine.argument_facts = handed_apart(routine.node, routine.argument_facts)
     if frame.cls is not None and routine.node.name == "forward":
         frame.returns = [(statement, _as_seen(value)) for statement, value in frame.returns]
     routine.static = bool(frame.returns) and all(value.is_static for _, value in frame.returns)
     routine.shape, routine.holes = finish_returns(frame)
     routine.body = cleanup.clean(frame.out)
     used = cleanup.free_names(routine.body)
-    order = [item.arg for item in (*arguments.args, *arguments.kwonlyargs)]
-    routine.parameters = [
-        key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts
-    ]
+    routine.parameters = [key for key in facts if key in used]
     if "position_ids" in used - facts.keys():
         routine.parameters.append("position_ids")  # counted here by transformers
     if BETWEEN_LAYERS in used:
@@ -190,8 +192,8 @@ def called(
         keeps_order: dimensions of the only argument that are swapped are so in the result.
     """
     if routine.given is not None:
-        return in_terms_of(routine.given, bound)
-    arguments = []
+        return in_terms_of(routine.given, spread(bound) | bound)
+    arguments, bound = [], spread(bound) | bound
     for key in routine.omitting(bound):
         given = key in bound and not _is_counted(routine, key, bound[key], program)
         value = bound[key] if given else _absent(routine, key, program, function)

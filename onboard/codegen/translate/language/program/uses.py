@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from onboard.analysis.source import find_method
-from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.args import Args, plain_call, spread
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import Instance
@@ -78,7 +78,7 @@ def share_parameters(
     """What one class of a module that may be of several needs of a call, the others take, too,
     where they can.
     """
-    given = [set(all_bound(routine.node, args)) for routine in routines]
+    given = [set(spread(all_bound(routine.node, args))) for routine in routines]
     needed = {
         key
         for routine, own in zip(routines, given, strict=True)

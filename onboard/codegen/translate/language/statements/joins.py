@@ -9,6 +9,7 @@ from dataclasses import replace
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.conditional import joined_masks
 from onboard.codegen.translate.language.frame import Frame, Sides
+from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.object_values import (
     Choice,
     Global,
@@ -25,15 +26,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     name,
     stored_names,
 )
-from onboard.codegen.translate.language.values import (
-    NONE,
-    Code,
-    Known,
-    Mapping,
-    Output,
-    Unread,
-    Value,
-)
+from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Unread, Value
 
 Branch = tuple[list[ast.stmt], Env]
 
@@ -44,6 +37,7 @@ def joined_env(one_side: Branch, other_side: Branch, test: Value, frame: Frame) 
     """
     (first, one), (second, other) = one_side, other_side
     joined = Env()
+    objects: dict[tuple[int, int], Value] = {}
     for key in {**one.values, **other.values}:
         a, b = one.values.get(key), other.values.get(key)
         if a is None or b is None:
@@ -54,8 +48,12 @@ def joined_env(one_side: Branch, other_side: Branch, test: Value, frame: Frame) 
             joined.values[key] = _of_one_form(a, b, [*first, *second])
         elif test.is_static and _is_class(a) and _is_class(b):
             joined.values[key] = Choice(test.code(), a, b)
+        elif isinstance(a, Output) and (id(a), id(b)) in objects:
+            joined.values[key] = objects[id(a), id(b)]  # one object under several names
         else:
-            joined.values[key] = _joined(key, [(a, first), (b, second)], frame)
+            joined.values[key] = objects[id(a), id(b)] = _joined(
+                key, [(a, first), (b, second)], frame
+            )
     return joined
 
 

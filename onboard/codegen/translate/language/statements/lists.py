@@ -17,6 +17,8 @@ from onboard.codegen.translate.language.expressions.module_lists import (
 )
 from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import ByName
+from onboard.codegen.translate.language.handed.listed import Objects, tuple_of
 from onboard.codegen.translate.language.object_values import (
     Instance,
     ModuleList,
@@ -39,10 +41,10 @@ from onboard.codegen.translate.language.values import NONE, Code, Items, Known, 
 class Filled(Exception):
     """A loop appends to a list: it has to exist at run time."""
 
-    def __init__(self, variable: str, modules: bool) -> None:
+    def __init__(self, variable: str, item: Value) -> None:
         super().__init__(variable)
         self.variable = variable
-        self.modules = modules
+        self.item = item
 
 
 def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
@@ -178,7 +180,8 @@ def known_items(node: ast.expr, frame: Frame) -> Sequence[Value] | None:
         case ast.Name() | ast.Tuple() | ast.List():
             value = frame.evaluate(node)
             items = value.items if isinstance(value, Items) else ()
-            return items if any(isinstance(item, Instance) for item in items) else None
+            known = any(isinstance(item, Instance | ByName) for item in items)
+            return items if known else None
         case ast.Attribute(value=ast.Name(id="self"), attr=attr) if frame.cls is not None:
             kept = frame.env.values.get(f"self.{attr}", frame.cls.attributes.get(attr, NONE))
             return kept.items if isinstance(kept, Items) and holds_objects(kept) else None
@@ -222,7 +225,7 @@ def append(node: ast.expr, frame: Frame) -> bool:
     known = frame.env.values.get(place)
     if isinstance(known, Unread):
         return True
-    if not isinstance(known, Items | ModuleList | ModuleRows):
+    if not isinstance(known, Items | ModuleList | ModuleRows | Objects):
         return False
     try:
         value = frame.settle(frame.evaluate(item))
@@ -233,9 +236,13 @@ def append(node: ast.expr, frame: Frame) -> bool:
             raise
         frame.env.values[place] = Unread(with_place(error, str(error)))
         return True
+    if isinstance(known, Objects):
+        code = known.tuple_of(value)
+        frame.emit(ast.Expr(call(attribute(known.expr, "append"), code)), node)
+        return True
     if isinstance(known, Items):
         if frame.loops:
-            raise Filled(place, isinstance(value, Instance | ModuleList | ModuleTable))
+            raise Filled(place, value)
         frame.env.values[place] = Items((*known.items, value), kind=LIST)
         return True
     if isinstance(value, ModuleList | ModuleTable) and is_row(value):
@@ -272,10 +279,17 @@ def exist(filled: Filled, frame: Frame, origin: ast.AST) -> None:
     if not isinstance(known, Items):
         raise Untranslatable(f"the list {filled.variable}, which a loop fills and which is another")
     place = name(filled.variable)
+    if isinstance(filled.item, ByName):
+        objects = [item for item in known.items if isinstance(item, ByName)]
+        shape, (*codes, _) = tuple_of([*objects, filled.item])
+        frame.emit(ast.Assign([name(filled.variable, store=True)], ast.List(codes)), origin)
+        frame.env.values[filled.variable] = Objects(place, form=LIST, shape=shape)
+        return
     frame.emit(ast.Assign([name(filled.variable, store=True)], listed(known)), origin)
     made = tuple(way for item in known.items if isinstance(item, Instance) for way in item.made)
+    modules = isinstance(filled.item, Instance | ModuleList | ModuleTable)
     frame.env.values[filled.variable] = (
-        ModuleList(made, place) if filled.modules else Code(place, form=LIST)
+        ModuleList(made, place) if modules else Code(place, form=LIST)
     )
 
 

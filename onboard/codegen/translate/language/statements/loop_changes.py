@@ -7,6 +7,8 @@ import ast
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import variables
+from onboard.codegen.translate.language.handed.by_name import ByName
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.bindings import function_around
@@ -61,6 +63,8 @@ def widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
         frame.env.values[key] = end
         return
     value = frame.env.values[key]
+    if isinstance(value, ByName) and variables.widened(key, value, end, frame, node):
+        return
     form = sequence_of_all((value, end))
     code = lists.listed(value) if form == LIST and isinstance(value, Items) else value.code()
     optional = value.may_be_none or end.may_be_none

@@ -16,6 +16,7 @@ from torch import nn
 
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.trees.syntax import (
     attribute,
     constant,
@@ -24,7 +25,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     renamed,
     same_code,
 )
-from onboard.codegen.translate.language.values import Code, Known, Mask, Output, Unread, Value
+from onboard.codegen.translate.language.values import Code, Known, Mask, Unread, Value
 from onboard.codegen.translate.mechanisms.attention.scores import Scores, capped
 from onboard.codegen.translate.mechanisms.attention.written import unmasked_call, unmasked_method
 

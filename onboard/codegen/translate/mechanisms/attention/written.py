@@ -12,6 +12,7 @@ from torch import nn
 from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
 from onboard.codegen.translate.language.forms import TRIANGLE, ZEROS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.object_values import Instance
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
@@ -19,14 +20,7 @@ from onboard.codegen.translate.language.trees.syntax import (
     attribute,
     name,
 )
-from onboard.codegen.translate.language.values import (
-    NONE,
-    Code,
-    Items,
-    Mask,
-    Output,
-    Value,
-)
+from onboard.codegen.translate.language.values import NONE, Code, Items, Mask, Value
 from onboard.codegen.translate.mechanisms import numbers
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
 from onboard.codegen.translate.mechanisms.attention.products import added, call_of, product

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 
 from torch import nn
@@ -14,6 +13,9 @@ from onboard.codegen.translate.language.expressions.decisions import statements_
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import MAYBE, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import variables
+from onboard.codegen.translate.language.handed.by_name import ByName, Output
+from onboard.codegen.translate.language.handed.listed import listed
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import (
     Instance,
@@ -41,15 +43,7 @@ from onboard.codegen.translate.language.statements.assignments.own_entries impor
 )
 from onboard.codegen.translate.language.statements.assignments.unpacked import unpacked
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import (
-    NONE,
-    Code,
-    Known,
-    Mapping,
-    Mask,
-    Output,
-    Value,
-)
+from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Mask, Value
 
 _OF_WEIGHTS = ("_init_weights", "init_weights", "reset_parameters")
 """Functions that make first values, which come from a checkpoint here."""
@@ -121,7 +115,7 @@ def _is_kept_elsewhere(target: ast.Attribute, value: Value, frame: Frame, origin
     """Whether an attribute is a field of an object, or set apart, or left at a class."""
     owner, attr = target.value, target.attr
     return (
-        sets_field(owner, attr, value, frame)
+        sets_field(owner, attr, value, frame, origin)
         or is_set_apart(owner, attr, value, frame)
         or is_left_behind(owner, attr, frame.settle(value), frame, origin)
     )
@@ -238,11 +232,18 @@ def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
 
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
+    value = listed(value) if frame.translator.specialised else value
+    if frame.translator.specialised and isinstance(value, ByName):
+        variables.bind(variable, value, frame, origin)
+        return
     if not isinstance(value, Result):
         frame.bind(variable, frame.mechanisms.stored(value) or value, origin)
         return
     if value.is_plain_tuple:
         frame.bind(variable, Code(value.expr, form=_form_of_all(value.shape)), origin)
+        return
+    if frame.translator.specialised and isinstance(value.shape, ByName):
+        variables.bind_result(variable, value, frame, origin)
         return
     names = [f"{variable}_{index}" for index in range(value.holes)]
     frame.env.values[variable] = frame.bind_result(value, names, origin)
@@ -272,8 +273,7 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         owner.items[key.value] = value
         return
     if isinstance(owner, Output) and isinstance(key, Known):
-        place = ast.unparse(target.value)
-        frame.env.values[place] = replace(owner, fields={**owner.fields, key.value: value})
+        variables.put(owner, key.value, value, frame)
         return
     if isinstance(owner, Mapping):
         if not isinstance(target.value, ast.Name):

@@ -14,6 +14,8 @@ from onboard.analysis.behaviour.kept_tables import keeps_table
 from onboard.analysis.source import plain_class
 from onboard.codegen.translate.language.expressions.decisions import decided_here
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import Output
+from onboard.codegen.translate.language.handed.variables import put
 from onboard.codegen.translate.language.object_values import (
     Instance,
     ModuleList,
@@ -22,7 +24,7 @@ from onboard.codegen.translate.language.object_values import (
 )
 from onboard.codegen.translate.language.trees.casts import without_casts
 from onboard.codegen.translate.language.trees.syntax import attribute, call, name
-from onboard.codegen.translate.language.values import NONE, Known, Output, Value
+from onboard.codegen.translate.language.values import NONE, Known, Value
 
 _PLAIN = (bool, int, float, str)
 _PUT_BY_PATH: WeakKeyDictionary[nn.Module, set[tuple[type, str]]] = WeakKeyDictionary()
@@ -113,13 +115,12 @@ def _says(value: Value, found: object, frame: Frame) -> bool:
     return (decided_here(value, frame) if truth is None else truth) is found
 
 
-def sets_field(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+def sets_field(owner: ast.expr, attr: str, value: Value, frame: Frame, origin: ast.AST) -> bool:
     """Whether code puts another value into a field of an output, which has it from here on."""
     output = frame.evaluate(owner) if isinstance(owner, ast.Name) else NONE
     if not isinstance(owner, ast.Name) or not isinstance(output, Output):
         return False
-    fields = {**output.fields, attr: frame.settle(value)}
-    frame.env.values[owner.id] = replace(output, fields=fields)
+    put(output, attr, frame.settle(value), frame, owner.id, origin)
     return True
 
 

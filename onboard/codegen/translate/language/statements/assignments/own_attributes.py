@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 
 from onboard.codegen.translate.language.config_values import Setting
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import Output
+from onboard.codegen.translate.language.handed.listed import Objects
 from onboard.codegen.translate.language.object_values import (
     Closure,
     Instance,
@@ -36,7 +38,6 @@ from onboard.codegen.translate.language.values import (
     Items,
     Known,
     Mapping,
-    Output,
     Unread,
     Value,
 )
@@ -75,7 +76,7 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     if isinstance(value, PlainObject):
         frame.translator.make_object(value, attr, frame)
         return
-    if isinstance(value, Output) or (isinstance(value, Items | Mapping) and holds_objects(value)):
+    if isinstance(value, Items | Mapping | Output) and holds_objects(value):
         frame.env.values[f"self.{attr}"] = _apart(attr, value, frame, origin)
         return
     if isinstance(value, Closure | Partial | Unread):
@@ -164,7 +165,7 @@ def _move(attr: str, expr: ast.expr, frame: Frame) -> None:
 def _at(value: Value, path: ast.expr) -> Value:
     """Return a value as it is read back from the attribute `path`."""
     match value:
-        case Setting():
+        case Setting() | Objects():
             return replace(value, expr=path)
         case Code(static=static, optional=optional):
             return Code(path, static, optional=optional)

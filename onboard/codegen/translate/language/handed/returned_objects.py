@@ -10,12 +10,15 @@ from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
+from torch import nn
 from transformers.utils import ModelOutput
 
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.expressions.objects import is_own
+from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.program.argument_facts import (
     bind,
     default_fact,
@@ -23,7 +26,7 @@ from onboard.codegen.translate.language.program.argument_facts import (
 )
 from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import Known, Output, Value
+from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
 
 _NAMESPACES = (Namespace, SimpleNamespace)
 _OF_EVERY_CLASS = {*vars(type("_", (), {})), "__init__", "__annotations__", "__repr__"}
@@ -52,9 +55,24 @@ def kept_by(cls: object, args: Args, frame: Frame) -> Output | None:
         return None if args.positional else Output(dict(args.keywords), cls)
     if not is_own(cls, frame):
         return None
-    if dataclasses.is_dataclass(cls) and not hasattr(cls, "__post_init__"):
-        return _of_fields(cls, args)
-    return _of_constructor(cls, args)
+    if dataclasses.is_dataclass(cls):
+        kept = _of_fields(cls, args)
+        return _made(kept, "__post_init__", Args([], {}, []), frame)
+    plain = find_method(cls, "__init__") is not None and not issubclass(cls, nn.Module)
+    made = _of_constructor(cls, args)
+    return made or (_made(Output({}, cls), "__init__", args, frame) if plain else None)
+
+
+def _made(kept: Output, method: str, args: Args, frame: Frame) -> Output | None:
+    """Return what an object keeps once a method has run that makes it; None where a constructor would
+    have to, whose objects are its module's.
+    """
+    if not hasattr(kept.cls, method):
+        return kept
+    if frame.kind == "init":
+        return None
+    made = frame.translator.call_object(kept, method, args, frame)
+    return made if isinstance(made, Output) else None
 
 
 def _replaced(whole: Value, args: Args) -> Output | None:
@@ -70,11 +88,24 @@ def _replaced(whole: Value, args: Args) -> Output | None:
 def _of_fields(cls: type, args: Args) -> Output:
     """Return what a dataclass keeps."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    names = [field.name for field in fields]
-    plain = [field for field in fields if isinstance(field.default, bool | int | float | str)]
-    defaults: dict[str, Value] = {field.name: Known(field.default) for field in plain}
+    names = [field.name for field in fields if field.init]
+    defaults = {field.name: _default(field, cls) for field in fields}
     given = dict(zip(names, args.positional, strict=False))
-    return Output({**defaults, **given, **args.keywords}, cls)
+    kept = {**defaults, **given, **args.keywords}
+    return Output({key: value for key, value in kept.items() if value is not None}, cls)
+
+
+def _default(field: dataclasses.Field[Any], cls: type) -> Value | None:
+    """Return what a dataclass keeps that is not given; None: what nothing may read, or is None in an
+    output of transformers.
+    """
+    if field.default_factory is list:
+        return Items((), kind=LIST)
+    if field.default_factory is dict:
+        return Mapping({})
+    known = isinstance(field.default, bool | int | float | str)
+    nothing = field.default is None and not issubclass(cls, ModelOutput)
+    return Known(field.default) if known or nothing else None
 
 
 def _of_constructor(cls: type, args: Args) -> Output | None:

@@ -36,13 +36,13 @@ def call_object(owner: PlainObject, attr: str, args: Args, frame: Frame) -> Valu
     if not static:
         node.args.args[0].arg, own = "self", node.args.args[0].arg
         node.body = [
-            _OfModule(owner, own).visit(item) for item in node.body if not _makes_base(item)
+            _OfModule(owner, own).visit(item) for item in node.body if not makes_base(item)
         ]
     source = module_source(found[0].__module__)
     return run_inside(node, source, args, frame, {"self": Self()}, method=not static)
 
 
-def _makes_base(statement: ast.stmt) -> bool:
+def makes_base(statement: ast.stmt) -> bool:
     """Whether a statement is `super().__init__()`, of a class without a base."""
     match statement:
         case ast.Expr(

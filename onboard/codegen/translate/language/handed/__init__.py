@@ -1,0 +1,1 @@
+"""Objects that modules and functions give to one another."""

@@ -1,0 +1,66 @@
+"""What is read of an object, or put into it: its fields, and what its class says of all of its kind."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+from transformers.utils import ModelOutput
+
+from onboard.analysis.source import find_method
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import ByName, Named
+from onboard.codegen.translate.language.object_values import Global, Method
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import NONE, Items, Known, Mapping, Value
+
+
+def called(owner: ByName | Global, attr: str, args: Args, frame: Frame) -> Value | None:
+    """Return what a method gives of an object, or of a class of repositories' code that makes some;
+    None for others.
+    """
+    if isinstance(owner, Global):
+        known = frame.translator.specialised and _makes_objects(owner.obj, attr)
+        return frame.translator.call_object(owner, attr, args, frame) if known else None
+    if attr in owner.entries or owner.cls is None:
+        return None
+    if isinstance(owner, Named) and attr == "_replace":
+        return owner.having(owner.entries | args.keywords)
+    if isinstance(owner, Named) and attr == "_asdict":
+        return Mapping(owner.entries)
+    if issubclass(owner.cls, ModelOutput) and attr == "to_tuple":
+        return Items(tuple(item for item in owner.entries.values() if not item.equals(NONE)))
+    if find_method(owner.cls, attr) is None:
+        return None
+    return frame.translator.call_object(owner, attr, args, frame)
+
+
+def _makes_objects(cls: object, attr: str) -> bool:
+    """Whether an attribute is a class method of a class whose objects keep values."""
+    if not isinstance(cls, type) or issubclass(cls, nn.Module | torch.autograd.Function):
+        return False
+    plain = not hasattr(torch, cls.__name__) and find_method(cls, attr) is not None
+    return plain and isinstance(inspect.getattr_static(cls, attr), classmethod)
+
+
+def has(owner: ByName, attr: str) -> bool:
+    """Whether an object has an attribute."""
+    return attr in owner.entries or (owner.cls is not None and hasattr(owner.cls, attr))
+
+
+def attribute_of(owner: ByName, attr: str, frame: Frame) -> Value:
+    """Return `owner.attr`; fields of outputs that nothing has put there are None."""
+    if attr in owner.entries:
+        return owner.entries[attr]
+    found = inspect.getattr_static(owner.cls, attr, None)
+    if isinstance(found, property):
+        return frame.translator.call_object(owner, attr, Args([], {}, []), frame)
+    if isinstance(found, bool | int | float | str):
+        return Known(found)
+    if inspect.isroutine(found) or isinstance(found, staticmethod | classmethod):
+        return Method(owner, attr)
+    if owner.cls is None or issubclass(owner.cls, ModelOutput):
+        return NONE
+    raise Untranslatable(f"{attr} of {owner.cls.__name__}(...), which does not have it")

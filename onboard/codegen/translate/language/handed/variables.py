@@ -1,0 +1,218 @@
+"""Variables that hold objects of repositories' code: what their fields are is in variables of their
+own, `state_x` of `state.x`, which loops may change.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from onboard.codegen.translate.language.args import spread
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import ByName, Output
+from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, mentions, name
+from onboard.codegen.translate.language.values import NONE, Code, Value
+
+
+def bind(variable: str, value: ByName, frame: Frame, origin: ast.AST) -> None:
+    """Assign an object to a variable, and to others what is computed of its fields."""
+    targets = _targets(variable, variable, value, frame)
+    frame.env.values[variable] = NONE
+    frame.env.values[variable] = _assigned(variable, value, targets, frame, origin)
+
+
+def bind_result(variable: str, result: Result, frame: Frame, origin: ast.AST) -> None:
+    """Assign an object that a call gives to a variable, and to others its fields."""
+    fields = spread({variable: result.shape})
+    holes = {part.index: field for field, part in fields.items() if isinstance(part, Hole)}
+    if len(holes) != result.holes:
+        value = frame.settle(result)
+        assert isinstance(value, ByName)
+        return bind(variable, value, frame, origin)
+    names = [
+        _carried(variable, holes[index], frame) or frame.fresh(holes[index])
+        for index in range(result.holes)
+    ]
+    frame.env.values[variable] = NONE
+    for own in names:
+        frame.protect(own, origin)
+    frame.env.values[variable] = frame.bind_result(result, names, origin)
+    return None
+
+
+def widened(variable: str, value: ByName, end: Value, frame: Frame, origin: ast.AST) -> bool:
+    """Have an object be what a loop leaves in it, too, which is `end`; return whether both are of one
+    kind.
+    """
+    if not value.is_like(end):
+        return False
+    before, after = (spread({variable: item}) for item in (value, end))
+    if before.keys() != after.keys():
+        return False
+    if len(_places_of(value, frame.env.values)) > 1:
+        raise Untranslatable(f"{variable}, which a loop changes, and which has another name, too")
+    changed = [field for field, part in before.items() if not part.equals(after[field])]
+    targets = {field: frame.fresh(field) for field in changed}
+    frame.env.values[variable] = NONE
+    made = _assigned(variable, value, targets, frame, origin)
+    optional = {field for field in changed if before[field].may_be_none or after[field].may_be_none}
+    known = {
+        field: replace(part, form=None, static=False, optional=field in optional)
+        for field, part in spread({variable: made}).items()
+        if field in targets and isinstance(part, Code)
+    }
+    frame.env.values[variable] = _with(variable, made, known)
+    return True
+
+
+def put(
+    owner: Output,
+    attr: str,
+    value: Value,
+    frame: Frame,
+    place: str = "",
+    origin: ast.AST | None = None,
+) -> None:
+    """Put a value into a field of an object, for all that hold it.
+
+    Args:
+        place: the variable that code calls the object by; "": it is none.
+        origin: the statement.
+
+    Raises:
+        Untranslatable: who calls this function has it, too.
+    """
+    emptied = replace(owner, fields={**owner.fields, attr: NONE})
+    places = _swap(owner, emptied, frame)
+    if frame.translator.specialised and place:
+        place = _name_of(emptied, [place, *places], frame)
+        field = f"{place}_{attr}"
+        value = _assigned(field, value, _targets(place, field, value, frame), frame, origin)
+    _swap(emptied, replace(owner, fields={**owner.fields, attr: value}), frame)
+
+
+def replaced(owner: Output, changed: Value, frame: Frame) -> None:
+    """Have whatever holds an object hold what a method has made of it."""
+    emptied = replace(owner, fields={})
+    places = _swap(owner, emptied, frame)
+    if frame.loops and frame.translator.specialised:
+        place = _name_of(emptied, places, frame)
+        targets = _targets(place, place, changed, frame)
+        changed = _assigned(place, changed, targets, frame, None)
+    _swap(emptied, changed, frame)
+
+
+def _name_of(held: Output, places: Sequence[str], frame: Frame) -> str:
+    """Return the variable that loops carry an object in, of those that hold it; else the first one."""
+    named = [key for key in places if key.isidentifier() and frame.env.values.get(key) is held]
+    for key in named:
+        before = [spread({key: start.values.get(key, NONE)}) for start in frame.loops]
+        if any(_carried(key, field, frame) for fields in before for field in fields):
+            return key
+    return [*named, *places, "held"][0]
+
+
+def _swap(owner: Output, changed: Value, frame: Frame) -> list[str]:
+    """Have whatever holds an object hold another one; return where that is."""
+    _refuse_given(owner)
+    kept = {} if frame.cls is None else frame.cls.attributes
+    known = {f"self.{key}": item for key, item in kept.items()} | frame.env.values
+    places = _places_of(owner, known)
+    for place in places:
+        frame.env.values[place] = _in_place_of(owner, changed, known[place])
+    return places
+
+
+def _places_of(owner: Value, known: Mapping[str, Value]) -> list[str]:
+    """Return where an object is held, by itself or in another one."""
+    return [place for place, item in known.items() if _in_place_of(owner, NONE, item) is not item]
+
+
+def _in_place_of(owner: Value, changed: Value, item: Value) -> Value:
+    """Return a value with another object in it; itself where the object is not in it."""
+    if item is owner:
+        return changed
+    parts = [_in_place_of(owner, changed, part) for part in item.parts()]
+    if all(new is old for new, old in zip(parts, item.parts(), strict=True)):
+        return item
+    _refuse_given(item)
+    left = iter(parts)
+    return item.mapped(lambda _: next(left))
+
+
+def _refuse_given(item: Value) -> None:
+    """Raise `Untranslatable` where who calls the function has what changes, too."""
+    if isinstance(item, Output) and item.given:
+        cls = "an object" if item.cls is None else f"{item.cls.__name__}(...)"
+        raise Untranslatable(f"a change of {cls}, which others have, too")
+
+
+def _targets(variable: str, place: str, value: Value, frame: Frame) -> dict[str, str]:
+    """Return the variables that fields are assigned to, of a value at a place of a variable's."""
+    targets: dict[str, str] = {}
+    for field, part in spread({place: value}).items():
+        if (target := _target(variable, field, part, frame)) is not None:
+            targets[field] = target
+    return targets
+
+
+def _target(variable: str, field: str, part: Value, frame: Frame) -> str | None:
+    """Return the variable that a field is assigned to; None: it needs none."""
+    if (carried := _carried(variable, field, frame)) is not None:
+        return carried
+    if not isinstance(part, Code) or part.static or part.masked or part.unread or part.lazy:
+        return None
+    plain = isinstance(part.expr, ast.Name | ast.Attribute | ast.Constant)
+    return None if plain else frame.fresh(field)
+
+
+def _carried(variable: str, field: str, frame: Frame) -> str | None:
+    """Return the variable that a loop around carries a field in from turn to turn."""
+    for start in reversed(frame.loops):
+        match spread({variable: start.values.get(variable, NONE)}).get(field):
+            case Code(expr=ast.Name(id=known)) if re.fullmatch(rf"{field}(_\d+)?", known):
+                return known
+    return None
+
+
+def _assigned(
+    place: str, value: Value, targets: Mapping[str, str], frame: Frame, origin: ast.AST | None
+) -> Value:
+    """Assign fields of what lies at a place to the variables that are their targets; return it with
+    these.
+    """
+    parts = spread({place: value})
+    made: dict[str, Value] = {}
+    for target in targets.values():
+        frame.protect(target, origin)
+    pairs = [
+        (target, parts[field].code())
+        for field, target in targets.items()
+        if ast.unparse(parts[field].code()) != target
+    ]
+    for field, target in targets.items():
+        part = parts[field]
+        now = part if isinstance(part, Code) else Code(part.code())
+        made[field] = replace(now, expr=name(target), transposed=False)
+        frame.env.values[target] = made[field]
+    rest = [(target, code) for i, (target, _) in enumerate(pairs) for _, code in pairs[i + 1 :]]
+    if any(mentions(code, target) for target, code in rest):
+        stores = ast.Tuple([name(target, store=True) for target, _ in pairs], ast.Store())
+        codes = ast.Tuple([code for _, code in pairs], ast.Load())
+        frame.emit(ast.Assign([stores], codes), origin)
+    else:
+        for target, code in pairs:
+            frame.emit(ast.Assign([name(target, store=True)], code), origin)
+    return _with(place, value, made)
+
+
+def _with(place: str, value: Value, changed: Mapping[str, Value]) -> Value:
+    """Return an object with other values of some fields, by their variables."""
+    if isinstance(value, ByName):
+        parts = {key: _with(f"{place}_{key}", part, changed) for key, part in value.entries.items()}
+        same = all(parts[key] is part for key, part in value.entries.items())
+        return value if same else value.having(parts)
+    return changed.get(place, value)
