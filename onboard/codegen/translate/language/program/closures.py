@@ -134,11 +134,12 @@ def _is_of_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
 def makes_settings(node: ast.FunctionDef, source: ModuleSource) -> bool:
     """Whether a helper returns objects that keep what they are given."""
     given = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)]
-    made = [_named(item.func, source) if isinstance(item, ast.Call) else None for item in given]
-    return bool(made) and all(
-        item is SimpleNamespace or (isinstance(item, type) and dataclasses.is_dataclass(item))
-        for item in made
+    calls = [item.func for item in given if isinstance(item, ast.Call)]
+    made = [_classes(item, node, source) for item in calls]
+    kept = (
+        cls is SimpleNamespace or dataclasses.is_dataclass(cls) for each in made for cls in each
     )
+    return bool(given) and len(calls) == len(given) and all(made) and all(kept)
 
 
 def _gives_classes(node: ast.FunctionDef, source: ModuleSource) -> bool:
@@ -163,17 +164,22 @@ def _makes_modules(node: ast.FunctionDef, source: ModuleSource) -> bool:
 def _classes(
     node: ast.expr, function: ast.FunctionDef, source: ModuleSource, seen: tuple[str, ...] = ()
 ) -> list[type]:
-    """Return the classes that an expression of a function stands for, one or another; those of tables
-    that it writes down itself, too.
+    """Return the classes that an expression of a function stands for, one or another: by their names,
+    or those in tables of the module, or in some that it writes down itself.
     """
-    if isinstance(found := _named(node, source), type):
-        return [found]
     parts: list[ast.expr] = []
     match node:
-        case ast.Name(id=key) if key not in seen:
-            seen += (key,)
-            parts = [item.value for item in ast.walk(function) if _assigns(item, key)]
-        case ast.Subscript(value=table) | ast.Call(func=ast.Attribute(value=table, attr="get")):
+        case ast.Name(id=key) if key not in seen and (
+            assigned := [item.value for item in ast.walk(function) if _assigns(item, key)]
+        ):
+            seen, parts = (*seen, key), assigned
+        case ast.Name() | ast.Attribute():
+            found = _named(node, source)
+            entries = [*found.values()] if isinstance(found, dict) else [found]
+            return [each for each in entries if isinstance(each, type)]
+        case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[_, *others]):
+            parts = [table, *others]
+        case ast.Subscript(value=table):
             parts = [table]
         case ast.Dict(values=parts):
             pass
@@ -185,15 +191,8 @@ def _assigns(node: ast.AST, key: str) -> TypeGuard[ast.Assign]:
 
 
 def _named(node: ast.expr, source: ModuleSource) -> object:
-    """Return what a name of a module stands for, or an attribute of that, or the first entry of a table
-    that it stands for; None for other code.
-    """
+    """Return what a name of a module stands for, or an attribute of that; None for other code."""
     match node:
-        case (
-            ast.Subscript(value=owner)
-            | ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[_, *_])
-        ) if isinstance(table := _named(owner, source), dict) and table:
-            return next(iter(table.values()))
         case ast.Name(id=key):
             return source.namespace.get(key)
         case ast.Attribute(value=owner, attr=attr):
