@@ -163,6 +163,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return _call_method(owner, attr, args, frame)
         case Code(expr=expr, static=static):
             return plain_call(expr, args, static and args.static())
+        case ByName() if (given := attributes.called(callee, "__call__", args, frame)) is not None:
+            return given
         case Unread():
             callee.code()  # which raises what is in the way of it
     raise Untranslatable(f"a call of a {type(callee).__name__}")

@@ -12,6 +12,8 @@ from onboard.codegen.translate.language.expressions.decisions import (
     decided_here,
 )
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import ByName
+from onboard.codegen.translate.language.handed.listed import one_of
 from onboard.codegen.translate.language.object_values import (
     Choice,
     Closure,
@@ -60,6 +62,8 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
             del frame.out[emitted:]
             return frame.evaluate(node.body if chosen else node.orelse)
         return body if chosen else orelse
+    if isinstance(body, ByName) and body.is_like(orelse):
+        return one_of([body, orelse], test, lambda codes: ast.IfExp(test.code(), *codes))
     expr = ast.IfExp(test.code(), body.code(), orelse.code())
     match body, orelse:
         case Instance(made=first), Instance(made=second):

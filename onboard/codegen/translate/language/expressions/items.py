@@ -25,9 +25,10 @@ from onboard.codegen.translate.language.forms import (
     TRIANGLE,
 )
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed.by_name import Output
+from onboard.codegen.translate.language.handed import attributes
+from onboard.codegen.translate.language.handed import listed as listed_objects
+from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.handed.listed import Listed, Objects, listed
-from onboard.codegen.translate.language.handed.listed import one_of as one_object
 from onboard.codegen.translate.language.object_values import (
     Global,
     Instance,
@@ -121,11 +122,13 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
 
 def _of_objects(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
     """Return an item of a list of objects, or a part of that; None for others."""
+    if isinstance(owner, Output):
+        return attributes.called(owner, "__getitem__", Args([index], {}, []), frame)
     if isinstance(owner, Objects):
         place = ast.Subscript(owner.expr, _index_code(node.slice, index, frame), ast.Load())
         return replace(owner, expr=place) if _is_cut(index) else owner.item(place)
     if isinstance(whole := listed(owner), Listed) and isinstance(index, Code):
-        return one_object(whole.items, index.code())
+        return listed_objects.item_of(whole.items, index)
     return None
 
 
@@ -332,6 +335,8 @@ def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame)
             )
         return owner.items[index.value]
     values = list(owner.items.values())
+    if values and all(isinstance(value, ByName) for value in values):
+        return listed_objects.entry_of(owner.items, index)
     if values and all(value.equals(values[0]) for value in values):
         return values[0]
     if values and all(isinstance(value, Mask) for value in values):

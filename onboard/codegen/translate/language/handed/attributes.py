@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -32,7 +33,8 @@ def called(owner: ByName | Global, attr: str, args: Args, frame: Frame) -> Value
         return Mapping(owner.entries)
     if issubclass(owner.cls, ModelOutput) and attr == "to_tuple":
         return Items(tuple(item for item in owner.entries.values() if not item.equals(NONE)))
-    if find_method(owner.cls, attr) is None:
+    found = find_method(owner.cls, attr)
+    if found is None or found[0].__module__.startswith("transformers."):
         return None
     return frame.translator.call_object(owner, attr, args, frame)
 
@@ -55,7 +57,7 @@ def attribute_of(owner: ByName, attr: str, frame: Frame) -> Value:
     if attr in owner.entries:
         return owner.entries[attr]
     found = inspect.getattr_static(owner.cls, attr, None)
-    if isinstance(found, property):
+    if isinstance(found, property | cached_property):
         return frame.translator.call_object(owner, attr, Args([], {}, []), frame)
     if isinstance(found, bool | int | float | str):
         return Known(found)

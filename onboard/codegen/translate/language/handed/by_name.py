@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeGuard
 
+from transformers.utils import ModelOutput
+
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import (
     Code,
@@ -95,6 +97,11 @@ class Output(ByName, Entries):
     def entries(self) -> dict[str, Value]:
         """The fields."""
         return self.fields
+
+    def truth(self) -> bool | None:
+        """Return that it counts as true, where its class does not say what does."""
+        asks = any(hasattr(self.cls, key) for key in ("__bool__", "__len__"))
+        return None if asks and not issubclass(self.cls or object, ModelOutput) else True
 
     def having(self, entries: dict[str, Value]) -> Output:
         """Return it with other fields."""

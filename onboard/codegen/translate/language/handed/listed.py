@@ -5,7 +5,7 @@ of their fields.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onboard.codegen.translate.language.args import spread
@@ -127,24 +127,46 @@ def made_of(element: Value) -> tuple[Value, ast.expr] | None:
     return None
 
 
-def one_of(objects: Sequence[Value], index: ast.expr) -> Value:
-    """Return `objects[index]` for a number that is known at run time only: each field is one of those
-    of the objects.
+def one_of(
+    objects: Sequence[Value], by: Value, choice: Callable[[list[ast.expr]], ast.expr]
+) -> Value:
+    """Return one of several objects, which one is known at run time only: each field is what a choice
+    by some value makes of those of the objects.
+
+    Raises:
+        Untranslatable: they are of different kinds.
     """
     first, *others = objects
     if all(first.equals(other) for other in others) and isinstance(first, Known | Mask):
         return first
     if isinstance(first, ByName) and all(first.is_like(other) for other in others):
-        columns = {
-            key: one_of([each.entries[key] for each in objects if isinstance(each, ByName)], index)
-            for key in first.entries
-        }
+        rows = [each.entries for each in objects if isinstance(each, ByName)]
+        columns = {key: one_of([row[key] for row in rows], by, choice) for key in first.entries}
         return shared(first.having(columns))
     if any(isinstance(item, ByName) for item in objects):
-        raise Untranslatable("an item of a list of objects of several kinds")
-    static = all(item.is_static for item in objects)
-    row = ast.Tuple([item.code() for item in objects], ast.Load())
-    return Code(ast.Subscript(row, index, ast.Load()), static)
+        raise Untranslatable("one of several objects of different kinds")
+    static = by.is_static and all(item.is_static for item in objects)
+    optional = any(item.may_be_none for item in objects)
+    return Code(choice([item.code() for item in objects]), static, optional=optional)
+
+
+def item_of(objects: Sequence[Value], index: Value) -> Value:
+    """Return an object of a list at a place that is known at run time only."""
+
+    def choice(codes: list[ast.expr]) -> ast.expr:
+        return ast.Subscript(ast.Tuple(codes, ast.Load()), index.code(), ast.Load())
+
+    return one_of(objects, index, choice)
+
+
+def entry_of(objects: Mapping[str, Value], key: Value) -> Value:
+    """Return an object of a dict under a key that is known at run time only."""
+    keys: list[ast.expr | None] = [ast.Constant(each) for each in objects]
+
+    def choice(codes: list[ast.expr]) -> ast.expr:
+        return ast.Subscript(ast.Dict(keys, codes), key.code(), ast.Load())
+
+    return one_of([*objects.values()], key, choice)
 
 
 def at_run_time(value: Listed) -> Objects:

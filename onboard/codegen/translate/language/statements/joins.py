@@ -9,7 +9,7 @@ from dataclasses import replace
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.conditional import joined_masks
 from onboard.codegen.translate.language.frame import Frame, Sides
-from onboard.codegen.translate.language.handed.by_name import Output
+from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.object_values import (
     Choice,
     Global,
@@ -48,7 +48,7 @@ def joined_env(one_side: Branch, other_side: Branch, test: Value, frame: Frame) 
             joined.values[key] = _of_one_form(a, b, [*first, *second])
         elif test.is_static and _is_class(a) and _is_class(b):
             joined.values[key] = Choice(test.code(), a, b)
-        elif isinstance(a, Output) and (id(a), id(b)) in objects:
+        elif isinstance(a, ByName) and (id(a), id(b)) in objects:
             joined.values[key] = objects[id(a), id(b)]  # one object under several names
         else:
             joined.values[key] = objects[id(a), id(b)] = _joined(
@@ -110,17 +110,25 @@ def note_conditional(one: Env, other: Env, frame: Frame) -> None:
         )
 
 
-def _joined_outputs(
-    key: str, sides: Sequence[tuple[Output, list[ast.stmt]]], frame: Frame
-) -> Output:
-    """Return an output each of whose fields is what either side has put there, if only None."""
+Sided = Sequence[tuple[ByName, list[ast.stmt]]]
+
+
+def _are_like(sides: Sided) -> bool:
+    """Whether all are outputs, or have parts of the same names."""
+    (first, _), *others = sides
+    outputs = all(type(value) is Output for value, _ in sides)
+    return outputs or all(first.is_like(value) for value, _ in others)
+
+
+def _joined_objects(key: str, sides: Sided, frame: Frame) -> ByName:
+    """Return an object each of whose parts is what either side has put there, if only None."""
     (first, _), *_ = sides
     fields = {}
-    for attr in dict.fromkeys(attr for output, _ in sides for attr in output.fields):
-        values = [(output.fields.get(attr, NONE), side) for output, side in sides]
+    for attr in dict.fromkeys(attr for value, _ in sides for attr in value.entries):
+        values = [(value.entries.get(attr, NONE), side) for value, side in sides]
         same = all(value.equals(values[0][0]) for value, _ in values)
         fields[attr] = values[0][0] if same else _joined(f"{key}_{attr}", values, frame)
-    return replace(first, fields=fields)
+    return first.having(fields)
 
 
 def _joined(key: str, sides: Sides, frame: Frame) -> Value:
@@ -134,9 +142,9 @@ def _joined(key: str, sides: Sides, frame: Frame) -> Value:
             return Mapping(merged)
     if (mask := joined_masks(*values)) is not None:
         return mask
-    outputs = [(value, side) for value, side in sides if isinstance(value, Output)]
-    if len(outputs) == len(sides) and "." not in key:
-        return _joined_outputs(key, outputs, frame)
+    objects = [(value, side) for value, side in sides if isinstance(value, ByName)]
+    if len(objects) == len(sides) and "." not in key and _are_like(objects):
+        return _joined_objects(key, objects, frame)
     if unread := [value for value in values if isinstance(value, Unread)]:
         return unread[0]
     modules = [value for value in values if isinstance(value, Instance)]
