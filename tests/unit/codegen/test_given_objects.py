@@ -146,6 +146,42 @@ GIVEN: dict[str, Form] = {
         "for i, layer in enumerate(self.layers):\n    x = layer(x, both[i % 2])\n"
         "return self.norm(x)",
     },
+    "picked_by_key": {
+        "model": "x, angles = self.embed(input_ids), angles_of(position_ids, self.config)\n"
+        "half = angles * 0.5\nboth = {'full': Rotary(angles.cos(), angles.sin()),"
+        " 'local': Rotary(half.cos(), half.sin())}\n"
+        "for layer in self.layers:\n    x = layer(x, both[layer.kind])\nreturn self.norm(x)",
+    },
+    "picked_by_condition": {
+        "model": "x, angles = self.embed(input_ids), angles_of(position_ids, self.config)\n"
+        "if self.config.rope_theta > 600:\n    one = Rotary(angles.cos(), angles.sin())\n"
+        "else:\n    one = Rotary(angles.sin(), angles.cos())\n"
+        "other = Rotary(one.cos * 0.5, one.sin * 0.5)\nfor i, layer in enumerate(self.layers):\n"
+        "    x = layer(x, one if i % 2 == 0 else other)\nreturn self.norm(x)",
+    },
+    "in_some_layers": {
+        "head": "@dataclass\nclass State(Rotary):\n    bias: Optional[torch.Tensor] = None\n"
+        "    scale: float = 0.5",
+        "made": "State(angles.cos(), angles.sin())",
+        "block": "given = given if self.kind == 'full' else None\nif self.index == 1:\n"
+        "    x = x + self.attn(self.norm1(x))\nelse:\n"
+        "    x = x + self.attn(self.norm1(x), given=given)\nreturn x + self.mlp(self.norm2(x))",
+        "taken": "given: Optional[State] = None",
+        "turn": f"if given is not None:\n    {_TURN}\n    q = q * given.scale",
+    },
+    "asked": {
+        "head": "from functools import cached_property\n\n\nclass State:\n"
+        "    def __init__(self, first, second):\n        self.first, self.second = second, first\n\n"
+        "    def __getitem__(self, key):\n        return self.second if key == 0 else self.first\n\n"
+        "    def __call__(self, y):\n        return rotate(y, *self.both)\n\n"
+        "    @cached_property\n    def both(self):\n        return self[0], self.first",
+        "made": "State(angles.cos(), angles.sin())",
+        "turn": "q, k = given(q), rotate(k, given[0], given[1])",
+    },
+    "list_given": {
+        "made": "[Rotary(angles.cos(), angles.sin()), Rotary(angles.sin(), angles.cos())]",
+        "turn": "q, k = rotate(q, given[0].cos, given[1].cos), rotate(k, given[0].cos, given[-1].cos)",
+    },
     "collected": {
         "head": "@dataclass\nclass Made:\n    hidden: torch.Tensor\n    size: torch.Tensor\n"
         "    states: list = field(default_factory=list)",
@@ -193,6 +229,8 @@ def _save(folder: Path) -> Path:
     taken = form.get("block_only") or f"x, {form.get('block_taken', 'given')}"
     rest = rest.replace("x, position_ids)", f"{taken})", 1)
     made = "        self.embed = nn.Embedding"
+    kind = "        self.index = index\n"
+    rest = rest.replace(kind, f"{kind}        self.kind = 'local' if index % 2 else 'full'\n", 1)
     rest = rest.replace(made, f"        {form.get('kept', 'pass')}\n{made}", 1)
     file.write_text(before + attended + attention + block + rest)
     return folder

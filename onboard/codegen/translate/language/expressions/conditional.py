@@ -12,7 +12,7 @@ from onboard.codegen.translate.language.expressions.decisions import (
     decided_here,
 )
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed.by_name import ByName
+from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.handed.listed import one_of
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -64,6 +64,8 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
         return body if chosen else orelse
     if isinstance(body, ByName) and body.is_like(orelse):
         return one_of([body, orelse], test, lambda codes: ast.IfExp(test.code(), *codes))
+    if (perhaps := _object_or_none(test, body, orelse)) is not None:
+        return perhaps
     expr = ast.IfExp(test.code(), body.code(), orelse.code())
     match body, orelse:
         case Instance(made=first), Instance(made=second):
@@ -82,6 +84,19 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
     return Code(
         expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form
     )
+
+
+def _object_or_none(test: Value, body: Value, orelse: Value) -> Value | None:
+    """Return an object each of whose fields is None where it is; None for other sides."""
+
+    def change(part: Code) -> Value:
+        sides = (NONE, part) if body.equals(NONE) else (part, NONE)
+        expr = ast.IfExp(test.code(), *(side.code() for side in sides))
+        return Code(expr, test.is_static and part.static, optional=True)
+
+    whole = orelse if body.equals(NONE) else body
+    alone = isinstance(whole, Output) and (body.equals(NONE) or orelse.equals(NONE))
+    return whole.perhaps(change) if alone and isinstance(whole, Output) else None
 
 
 def _side(test: Value, frame: Frame) -> bool | None:

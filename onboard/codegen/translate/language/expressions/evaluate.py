@@ -28,6 +28,7 @@ from onboard.codegen.translate.language.expressions.module_lists import (
 )
 from onboard.codegen.translate.language.forms import LIST, TENSORS, TUPLE, TUPLE_OR_NOT
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.object_values import (
     Closure,
     Global,
@@ -292,6 +293,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
         if isinstance(left, PaddingMask):
             return Known(isinstance(op, ast.Is))
+        if isinstance(left, Output) and left.told:
+            left = left.fields[left.told]
         optional = isinstance(left, Instance) and left.optional
         if optional:
             return Code(ast.Compare(left.code(), [op], [right.code()]), static=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeGuard
 
@@ -20,6 +20,7 @@ from onboard.codegen.translate.language.values import (
     Entries,
     Half,
     Items,
+    Known,
     Value,
     either,
 )
@@ -92,14 +93,58 @@ class Output(ByName, Entries):
     cls: type | None = None
     given: bool = field(default=False, kw_only=True)
     """Others have it, too: who calls the function that is evaluated, or a list."""
+    told: str = field(default="", kw_only=True)
+    """The field that is None where the object itself is; "": it never is."""
 
     @property
     def entries(self) -> dict[str, Value]:
         """The fields."""
         return self.fields
 
+    @property
+    def may_be_none(self) -> bool:
+        """Whether it is, in some layers say."""
+        return bool(self.told)
+
+    def same_fact(self, other: Value) -> bool:
+        """Whether the same is known of another one's fields, and of whether it is there."""
+        return super().same_fact(other) and self.may_be_none == other.may_be_none
+
+    def joined(self, other: Value) -> Value:
+        """Return one with what holds for the fields of both; it may be None where one is."""
+        if isinstance(other, Known) and other.value is None:
+            return self.perhaps(lambda part: replace(part, optional=True))
+        known = super().joined(other)
+        if not isinstance(known, Output) or not isinstance(other, Output):
+            return known
+        told = {self.told, other.told} - {""}
+        whole = [each.fields for each in (self, other) if not each.told]
+        if len(told) > 1 or any(fields[key].may_be_none for key in told for fields in whole):
+            return either(self, other)  # no field tells it for both
+        return replace(known, told=min(told, default=""))
+
+    def perhaps(self, change: Callable[[Code], Value]) -> Output:
+        """Return it, or None: each field that is a constant or changed, so that it may be None.
+
+        Raises:
+            Untranslatable: no field would tell whether it is there.
+        """
+        parts: dict[str, Value] = {}
+        for key, part in self.fields.items():
+            if isinstance(part, Output):
+                parts[key] = part.perhaps(change)
+            else:
+                parts[key] = change(part) if isinstance(part, Code) else part
+        telling = [key for key, part in self.fields.items() if type(part) is Code]
+        telling = [key for key in telling if not self.fields[key].may_be_none]
+        if not (self.told or telling):
+            self.code()  # which raises
+        return replace(self, fields=parts, told=self.told or telling[0], given=True)
+
     def truth(self) -> bool | None:
         """Return that it counts as true, where its class does not say what does."""
+        if self.told:
+            return None
         asks = any(hasattr(self.cls, key) for key in ("__bool__", "__len__"))
         return None if asks and not issubclass(self.cls or object, ModelOutput) else True
 

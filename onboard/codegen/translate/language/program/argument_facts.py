@@ -7,12 +7,13 @@ from collections import Counter
 from dataclasses import replace
 
 from onboard.codegen.translate.language.args import Args, spread
+from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.object_values import Self
 from onboard.codegen.translate.language.partial_classes import joined_classes
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements.assignments.own_entries import OwnEntries
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import Code, Items, Known, Mapping, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
 
 def bind(
@@ -56,7 +57,8 @@ def default_fact(node: ast.expr) -> Value:
 
 def join_facts(old: Value, new: Value) -> Value:
     """Return what holds for both of two uses."""
-    if isinstance(new, OwnEntries):  # the first layer of a text gets None
+    # The first layer of a text gets None, and a layer without an object
+    if isinstance(new, OwnEntries) or (isinstance(new, Output) and old.equals(NONE)):
         old, new = new, old
     both = old if old.same_fact(new) else joined_classes(old, new) or old.joined(new)
     if type(both) is not Code or both.form is not None:
