@@ -16,7 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from onboard.analysis.behaviour.position_fields import USUAL, position_field
 from onboard.analysis.repository_classes import bring_up_to_date, failed_first_values
@@ -190,6 +195,11 @@ def _classes(
             facts += packages.stand_in(module)
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):
         raise OnboardError(f"{survey.classes['AutoConfig']} is not a config class of transformers")
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+        raise OnboardError(
+            f"{reference} is not a model class of transformers: its base is another one",
+            hint="Have a copy of the code inherit from PreTrainedModel of transformers",
+        )
     if own_configs.is_of_transformers(config_class):
         facts.append(f"the config class is transformers' {config_class.__name__}")
         module = f"{PACKAGE}.{reference.rpartition('.')[0]}"

@@ -34,3 +34,9 @@ def test_a_package_whose_version_code_asks_for_is_said_to_be_missing(tmp_path: P
     assert "PackageNotFoundError" in error
     assert "pip install unheard-kernels" in error
     assert "of its time" not in error
+
+
+def test_a_model_with_a_base_of_its_own_is_refused_as_that(tmp_path: Path) -> None:
+    base = "class PreTrainedModel(nn.Module):\n    def post_init(self):\n        pass\n"
+    error = run_apart(GENERATE, [save_odd(tmp_path / "based", head=base)])["based"]["error"]
+    assert "modeling_odd.OddForCausalLM is not a model class of transformers" in error
