@@ -97,9 +97,9 @@ def _is_read_here_alone(attr: str, frame: Frame) -> bool:
 
 def _is_of_one_class(attr: str, frame: Frame) -> bool:
     """Whether nothing of the model's files reads a field of a config but the class whose constructor
-    changes it: its methods run when that is done.
+    changes it, whatever is not of the config: its methods run when that is done.
     """
-    found = _constructor(frame)
+    found = None if frame.branches or frame.loops else _constructor(frame)
     node = (
         None
         if found is None
