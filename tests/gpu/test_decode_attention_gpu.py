@@ -12,7 +12,7 @@ import onboard.ops  # noqa: F401
 from onboard.ops.attention import cuda_decode_attention as decoding
 from onboard.ops.rope.turned_heads import TURNS
 from tests.support.ops.naive import relative_error
-from tests.support.ops.rotated import tables
+from tests.support.ops.rotated import EPS, normalise, tables
 from tests.support.ops.seeds import seeded
 
 _CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
@@ -70,7 +70,9 @@ def _step(lengths: tuple[int, ...], shape: tuple[int, int, int, int], page: int)
     return [*rows, starts, (last + 1).int(), table, slots, info, *caches]
 
 
-def _check(step: list[Any], turns: str | None, size: int, options: dict[str, Any]) -> None:
+def _check(
+    step: list[Any], turns: str | None, size: int, options: dict[str, Any], normed: bool = False
+) -> None:
     """Compare with the reference in float64, whose caches begin as the kernel's do."""
     tokens = step[0].shape[1]
     theirs = [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in step]
@@ -79,8 +81,16 @@ def _check(step: list[Any], turns: str | None, size: int, options: dict[str, Any
         actual = ops.triton_cached_attention(*step, **options)
     else:
         cos, sin = (t.cuda() for t in tables(tokens, size, turns))
+        norms: dict[str, Any] = {}
+        if normed:
+            norms = {name: _randn(step[0].shape[3]) for name in ("q_norm", "k_norm")}
+            theirs[:2] = (
+                normalise(x[0], weight)[None]
+                for x, weight in zip(theirs[:2], norms.values(), strict=True)
+            )
+            norms["norm_eps"] = EPS
         actual = ops.triton_cached_rope_attention(
-            *step[:3], cos, sin, *step[3:], turns=turns, **options
+            *step[:3], cos, sin, *step[3:], turns=turns, **options, **norms
         )
         theirs[:2] = (
             t.double() for t in TURNS[turns](theirs[0].float(), theirs[1].float(), cos, sin)
@@ -122,6 +132,12 @@ def test_sinks_and_counts_of_sequences(count: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", ["32 heads on 8 of 128", "16 heads on 1 of 128"])
 def test_rotations(shape: str, turns: str, size: int) -> None:
     _check(_step(LENGTHS, SHAPES[shape], 64), turns, size, {})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norms_of_heads(shape: str) -> None:
+    size = SHAPES[shape][2] // 16 * 16
+    _check(_step(LENGTHS, SHAPES[shape], 64), "rope_cached", size, {}, normed=True)
 
 
 @pytest.mark.parametrize("cluster", [1, 2, 4, 8])

@@ -12,7 +12,12 @@ from onboard.graph.backends import NO_TRITON, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.new_nodes import insert_call
-from onboard.graph.post_load_fusion.rotated_attention import Rotated, is_norm, rotation_before
+from onboard.graph.post_load_fusion.rotated_attention import (
+    Rotated,
+    is_norm,
+    norms_before,
+    rotation_before,
+)
 from onboard.graph.post_load_fusion.slices import Slice, slice_of, width
 from onboard.graph.transform import (
     GraphTransform,
@@ -21,6 +26,7 @@ from onboard.graph.transform import (
     register_transform,
     skipped,
 )
+from onboard.ops.library import declared
 
 _ops, aten = torch.ops.onboard, torch.ops.aten
 _VIEWS = (aten.view, aten.reshape, aten.unflatten)
@@ -33,15 +39,15 @@ class FuseRopeIntoTrtllmAttentionConfig(TransformConfig):
     fuse_qkv_passthrough: bool = True
     """Where they are one product, it is handed over as it is, and attention takes it apart."""
     where: Literal["everywhere", "faster"] = "everywhere"
-    """With "faster", only where kernels rotate, and no norms stand before the rotation: its own kernel
-    takes these in.
+    """With "faster", only where kernels rotate, and norms before the rotation are taken in with it, or
+    there are none: its own kernel takes in those that are left.
     """
 
 
 @register_transform("fuse_rope_into_trtllm_attention")
 class FuseRopeIntoTrtllmAttention(GraphTransform[FuseRopeIntoTrtllmAttentionConfig]):
-    """Let attention read queries and keys from before their rotation: on every back end here, the
-    reference's among them.
+    """Let attention read queries and keys from before their rotation, and from before norms of their
+    heads: on every back end here, the reference's among them.
     """
 
     config_class = FuseRopeIntoTrtllmAttentionConfig
@@ -55,10 +61,13 @@ class FuseRopeIntoTrtllmAttention(GraphTransform[FuseRopeIntoTrtllmAttentionConf
         for attention in attentions:
             values = arguments(attention)
             found = rotation_before(attention, values["query"], values["key"])
-            if found is None or (faster and is_norm(found.query)) or not _is_plain(values):
+            if found is None or not _is_plain(values):
+                continue
+            given = _before(gm, found)
+            if faster and is_norm(given["query"]):
                 continue
             matches += 1
-            joined += self._fuse(gm, attention, found, values)
+            joined += self._fuse(gm, attention, found, {**values, **given})
         self._tell(context, len(attentions), matches, joined)
         return matches
 
@@ -66,11 +75,11 @@ class FuseRopeIntoTrtllmAttention(GraphTransform[FuseRopeIntoTrtllmAttentionConf
         self, gm: fx.GraphModule, attention: fx.Node, found: Rotated, values: Mapping[str, Any]
     ) -> bool:
         """Replace an attention; return whether it reads one product."""
-        parts = [found.query, found.key, values["value"]]
+        parts = [values[name] for name in ("query", "key", "value")]
         product = _product(parts) if self.config.fuse_qkv_passthrough else None
         heads = None
         if product is not None:
-            heads = [*(part.meta["val"].shape[2] for part in parts[:2]), _dim(found.query)]
+            heads = [*(part.meta["val"].shape[2] for part in parts[:2]), _dim(parts[0])]
             parts = [product] * 3
         op = _ops.torch_rope_attention.default
         cos, sin, turns = found.tables(gm)
@@ -91,6 +100,17 @@ class FuseRopeIntoTrtllmAttention(GraphTransform[FuseRopeIntoTrtllmAttentionConf
             context.facts.append(
                 f"{self.key}: {apart} of {matches} attentions read queries, keys and values apart"
             )
+
+
+def _before(gm: fx.GraphModule, found: Rotated) -> dict[str, Any]:
+    """Return queries and keys before their rotation, and before norms that attention can take in."""
+    halves = declared(found.rotation.target).fused_form == "rope_cached"
+    norms = norms_before(gm, found.query, found.key) if halves else None
+    if norms is None:
+        given = {"query": found.query, "key": found.key}
+        return given | {"q_norm": None, "k_norm": None, "norm_eps": 0.0}
+    names = ("query", "key", "q_norm", "k_norm", "norm_eps")
+    return dict(zip(names, norms, strict=True))
 
 
 def _is_plain(values: Mapping[str, Any]) -> bool:

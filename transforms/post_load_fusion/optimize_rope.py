@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
-
 import torch
 from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import NO_TRITON, choose_backend, fused_op
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, attr_tensor, nodes_of, only_user
-from onboard.graph.post_load_fusion.rotated_attention import is_norm
+from onboard.graph.fx import arguments, nodes_of
+from onboard.graph.post_load_fusion.rotated_attention import norms_before
 from onboard.graph.transform import (
     GraphTransform,
     TransformConfig,
@@ -83,32 +81,8 @@ def _take_in_norms(gm: fx.GraphModule, rotation: fx.Node) -> bool:
     nothing else.
     """
     q, k, cos, sin = rotation.args
-    if not (_is_norm_of_heads(q, gm) and _is_norm_of_heads(k, gm)):
+    if (norms := norms_before(gm, q, k)) is None:
         return False
-    of_q, of_k = arguments(q), arguments(k)
-    if of_q["eps"] != of_k["eps"]:
-        return False
-    rotation.args = (
-        of_q["input"],
-        of_k["input"],
-        of_q["weight"],
-        of_k["weight"],
-        of_q["eps"],
-        cos,
-        sin,
-    )
+    rotation.args = (*norms, cos, sin)
     rotation.target = fused_op("triton", "norm_rope")
     return True
-
-
-def _is_norm_of_heads(node: Any, gm: fx.GraphModule) -> TypeGuard[fx.Node]:
-    """Whether it is an RMSNorm that keeps the dtype (the kernel rounds to it) and that only one
-    node reads.
-    """
-    if not is_norm(node) or only_user(node) is None:
-        return False
-    value, weight = (
-        arguments(node)["input"].meta.get("val"),
-        attr_tensor(gm, arguments(node)["weight"]),
-    )
-    return value is not None and weight is not None and value.dtype == weight.dtype

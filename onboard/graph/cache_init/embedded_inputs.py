@@ -21,7 +21,10 @@ from onboard.graph.pattern_matcher.layer_ends import members, results
 from onboard.ops.attention.rope_attention import turned
 from onboard.ops.library import cached_forms, declared
 
-_TURNED = ("query", "key", "value", "cos", "sin", "turns", "heads")
+_TURNED = (
+    *("query", "key", "value", "cos", "sin", "turns", "heads"),
+    *("q_norm", "k_norm", "norm_eps"),
+)
 EMBEDS, COS, SIN, BLOCKS = "image_embeds", "image_cos", "image_sin", "attention_blocks"
 HAS_EMBEDS, HAS_TABLES = "has_embeds", "has_tables"
 """Inputs of such a graph: rows [1, tokens, size], blocks [tokens] int32, and of which tokens the

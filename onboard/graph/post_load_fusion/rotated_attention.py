@@ -1,4 +1,4 @@
-"""Rotations of queries and keys that attention can do itself."""
+"""Rotations of queries and keys that attention can do itself, and norms of heads before them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.graph.fx import arguments, is_op, only_user
+from onboard.graph.fx import arguments, attr_tensor, is_op, only_user
 from onboard.graph.new_nodes import insert_call
 from onboard.ops.library import declared
 
@@ -37,6 +37,40 @@ class Rotated(NamedTuple):
 def is_norm(node: Any) -> TypeGuard[fx.Node]:
     """Whether a node is an RMSNorm, of either back end."""
     return is_op(node, torch.ops.onboard.torch_rmsnorm, torch.ops.onboard.triton_rmsnorm)
+
+
+class NormsOfHeads(NamedTuple):
+    """RMSNorms of queries' and keys' heads with one eps, whose results one node reads."""
+
+    query: fx.Node
+    """Not normalised, as `key`."""
+    key: fx.Node
+    query_weight: fx.Node
+    key_weight: fx.Node
+    eps: float
+
+
+def norms_before(gm: fx.GraphModule, query: Any, key: Any) -> NormsOfHeads | None:
+    """Return the norms whose results these are, None where they are something else, or norms that a
+    kernel of the rotation cannot take in.
+    """
+    if not (_is_norm_of_heads(query, gm) and _is_norm_of_heads(key, gm)):
+        return None
+    of_q, of_k = arguments(query), arguments(key)
+    if of_q["eps"] != of_k["eps"]:
+        return None
+    return NormsOfHeads(of_q["input"], of_k["input"], of_q["weight"], of_k["weight"], of_q["eps"])
+
+
+def _is_norm_of_heads(node: Any, gm: fx.GraphModule) -> TypeGuard[fx.Node]:
+    """Whether it is an RMSNorm that keeps the dtype (kernels round to it) and that only one node
+    reads.
+    """
+    if not is_norm(node) or only_user(node) is None:
+        return False
+    values = arguments(node)
+    value, weight = values["input"].meta.get("val"), attr_tensor(gm, values["weight"])
+    return value is not None and weight is not None and value.dtype == weight.dtype
 
 
 def rotation_before(attention: fx.Node, query: Any, key: Any) -> Rotated | None:

@@ -65,7 +65,7 @@ class _Arguments(ctypes.Structure):
 
     _pointers = (
         *("out", "query", "key", "value", "starts", "lengths", "table", "slots"),
-        *("keys", "values", "sinks", "cos", "sin"),
+        *("keys", "values", "sinks", "cos", "sin", "query_norm", "key_norm"),
     )
     _strides = (
         *("query_token", "query_head", "key_token", "key_head", "value_token", "value_head"),
@@ -75,7 +75,7 @@ class _Arguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _pointers),
         *((name, ctypes.c_longlong) for name in _strides),
-        *((name, ctypes.c_float) for name in ("scale", "cap")),
+        *((name, ctypes.c_float) for name in ("scale", "cap", "eps")),
     )
 
 
@@ -108,9 +108,16 @@ def _is_of_pieces(x: Tensor) -> bool:
     return x.stride(-1) == 1 and all(size % _PIECE == 0 for size in sizes)
 
 
+def _is_whole(weight: Tensor) -> bool:
+    """Whether a norm's weight is read as rows are."""
+    return weight.dtype == torch.bfloat16 and _is_of_pieces(weight)
+
+
 def _knows(rotation: Rotation) -> bool:
+    norms = rotation.norms
     return (
-        rotation.turns in _TURNS
+        (norms is None or all(map(_is_whole, norms[:2])))
+        and rotation.turns in _TURNS
         and rotation.size % (2 * _PIECE) == 0
         and rotation.cos.dtype == rotation.sin.dtype
         and rotation.cos.dtype in _NUMBERS
@@ -126,6 +133,7 @@ def decode_attention(
     """
     keys, values = caches
     tables, steps, turning = decoding_rotation(rotation)
+    norms = None if rotation is None else rotation.norms
     heads, dim = query.shape[1:]
     kv_heads, page = keys.shape[1:3]
     most_keys = scores.window or scores.chunk or sequences.pages.shape[1] * page
@@ -134,21 +142,22 @@ def decode_attention(
     macros = {
         "DIM": dim, "VALUE_DIM": values.shape[3], "GROUP": heads // kv_heads, "PAGE": page, "WARPS": division.warps,
         "CLUSTER": division.cluster, "RESIDENT": division.resident, "WINDOW": scores.window, "CHUNK": scores.chunk,
-        "HAS_SINKS": sinks is not None, "HAS_CAP": scores.cap is not None,
+        "HAS_SINKS": sinks is not None, "HAS_NORMS": norms is not None, "HAS_CAP": scores.cap is not None,
         "TABLE_TYPE": 0 if cos is None else _NUMBERS[cos.dtype],
         "SINK_TYPE": 0 if sinks is None else _NUMBERS[sinks.dtype],
         **{name: turning.get(name, 0) for name in ("SIZE", "STEP", "TURNS")},
     }  # fmt: skip
     tensors = (
         out, query, key, value, sequences.starts, sequences.lengths, sequences.pages, sequences.slots, keys, values,
-        sinks, *tables,
+        sinks, *tables, *(norms[:2] if norms else (None, None)),
     )  # fmt: skip
     strides = (
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], sequences.pages.stride(0),
         *keys.stride()[:3], *values.stride()[:3], *steps,
     )  # fmt: skip
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-    arguments = _Arguments(*pointers, *strides, scores.scale, scores.cap or 0.0)
+    numbers = (scores.scale, scores.cap or 0.0, norms.eps if norms else 0.0)
+    arguments = _Arguments(*pointers, *strides, *numbers)
     grid = (division.cluster * kv_heads, sequences.count)
     form = tuple((name, int(macro)) for name, macro in macros.items())
     _kernel(form, query.device).launch(grid, arguments, division.cluster)
@@ -172,7 +181,8 @@ def _shared(macros: dict[str, int]) -> int:
     sums = 16 * columns * 32 * 4 * -(-macros["VALUE_DIM"] // 64)
     peaks = 4 * 2 * columns * 8
     rows = 2 * (macros["GROUP"] + 2) * max(32 * -(-macros["DIM"] // 32), macros["VALUE_DIM"])
-    return (sums + peaks) * (macros["WARPS"] + 1) + rows
+    warps, cluster = macros["WARPS"], macros["CLUSTER"]
+    return sums * (warps + 1) + peaks * (warps + cluster) + rows
 
 
 @cache

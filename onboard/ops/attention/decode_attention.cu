@@ -11,7 +11,7 @@
 // sums are joined through the program's memory, then through the cluster's. Scores are times log2(e).
 //
 // Macros: DIM and VALUE_DIM (channels, of eight each), GROUP (query heads of a key head), PAGE, WARPS, CLUSTER,
-// RESIDENT, WINDOW and CHUNK (keys that are seen, 0: all), HAS_SINKS, HAS_CAP, SIZE (channels that turn), TURNS
+// RESIDENT, WINDOW and CHUNK (keys that are seen, 0: all), HAS_SINKS, HAS_CAP, HAS_NORMS (of heads, before they turn), SIZE (channels that turn), TURNS
 // (as in `rotation_kernels.py`; 0: none), STEP (of tables), TABLE_TYPE and SINK_TYPE (0 bfloat16, 2 float32).
 constexpr int TILE = 16, THREADS = 32 * WARPS, UNITS = WARPS * CLUSTER;
 constexpr int HEADS = (GROUP + 7) / 8;            // columns of heads, of eight
@@ -20,6 +20,7 @@ constexpr int VALUE_PIECES = (VALUE_DIM + 63) / 64;
 constexpr int WORDS = 4 * VALUE_PIECES;           // pairs of channels that a lane has of a value
 constexpr int ROW = KEY_PIECES * 32 < VALUE_DIM ? VALUE_DIM : KEY_PIECES * 32;  // channels of a row in shared memory
 constexpr int ELEMENTS = HEADS * WORDS * 32;      // fours of sums: two heads, two channels
+constexpr int SHARE = ELEMENTS / CLUSTER;         // that a program stores, every CLUSTER-th
 constexpr float LOG2E = 1.4426950408889634f, NONE = -3e38f;  // less than any score
 
 __device__ __forceinline__ float power(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
@@ -38,15 +39,16 @@ struct Arguments {
   u16 *keys, *values;
   const Sink::type* sinks;
   const Table::type *cos, *sin;
+  const u16 *query_norm, *key_norm;
   i64 query_token, query_head, key_token, key_head, value_token, value_head, table_row;
   i64 keys_page, keys_head, keys_slot, values_page, values_head, values_slot, cos_token, sin_token;
-  float scale, cap;
+  float scale, cap, eps;
 };
 
 struct Memory {  // of a program
-  float4 sums[WARPS][ELEMENTS], all[ELEMENTS];
+  float4 sums[WARPS][ELEMENTS], given[CLUSTER][SHARE];  // by each program of the cluster, of this one's share
   float peak[WARPS][HEADS * 8], total[WARPS][HEADS * 8];
-  float all_peak[HEADS * 8], all_total[HEADS * 8];
+  float given_peak[CLUSTER][HEADS * 8], given_total[CLUSTER][HEADS * 8];
   uint4 rows[GROUP + 2][ROW / 8];  // queries and the new key, rotated, and the new value
 };
 
@@ -105,14 +107,40 @@ struct Program {
     }
   }
 
-  // Eight channels of a row, rotated.
-  __device__ __forceinline__ uint4 turned(const u16* row, int piece) const {
-    const uint4 own = *(const uint4*)(row + piece * 8);
+  // Eight channels of a head, which sixteen lanes have, normalised and rounded as by `torch_rmsnorm`.
+  __device__ __forceinline__ uint4 normed(const uint4& own, const u16* weight, int piece) const {
+    float square = 0.f;
+#pragma unroll
+    for (int w = 0; w < 4; w++) square += low_of(word(own, w)) * low_of(word(own, w)) + high_of(word(own, w)) * high_of(word(own, w));
+#pragma unroll
+    for (int step = 1; step < HEAD_LANES; step *= 2) square += __shfl_xor_sync(half_warp(), square, step);
+    const float by = rsqrtf(square / DIM + of.eps);
+    const uint4 weights = piece * 8 < DIM ? *(const uint4*)(weight + piece * 8) : make_uint4(0, 0, 0, 0);
+    u32 to[4];
+#pragma unroll
+    for (int w = 0; w < 4; w++) to[w] = times(pair(low_of(word(own, w)) * by, high_of(word(own, w)) * by), word(weights, w));
+    return make_uint4(to[0], to[1], to[2], to[3]);
+  }
+
+  static constexpr int HEAD_LANES = 16;  // that have a head's pieces
+  __device__ __forceinline__ u32 half_warp() const { return 0xFFFFu << (lane & 16); }
+
+  // The piece that turns with one, from the lane that has it.
+  __device__ __forceinline__ uint4 beside_of(const uint4& own, int piece) const {
+    const int from = piece * 16 < SIZE ? piece + SIZE / 16 : piece - SIZE / 16;
+    u32 to[4];
+#pragma unroll
+    for (int w = 0; w < 4; w++) to[w] = __shfl_sync(half_warp(), word(own, w), from, HEAD_LANES);
+    return make_uint4(to[0], to[1], to[2], to[3]);
+  }
+
+  // Eight channels of a head, rotated.
+  __device__ __forceinline__ uint4 turned(const uint4& own, int piece) const {
     const int begin = piece * 8;
+    uint4 beside = own;
+    if (TURNS == 1) beside = beside_of(own, piece);
     if (!TURNS || begin >= SIZE) return own;
     const bool low = begin < SIZE / 2;
-    uint4 beside = own;
-    if (TURNS == 1) beside = *(const uint4*)(row + (low ? begin + SIZE / 2 : begin - SIZE / 2));
     const Table::type *cos = of.cos + token * of.cos_token, *sin = of.sin + token * of.sin_token;
     const u32 mine[4] = {own.x, own.y, own.z, own.w}, other[4] = {beside.x, beside.y, beside.z, beside.w};
     u32 to[4];
@@ -137,15 +165,19 @@ struct Program {
   // Eight channels of a query, the new key or the new value.
   __device__ __forceinline__ uint4 given(int row, int piece) const {
     if (row > GROUP) return piece * 8 < VALUE_DIM ? *(const uint4*)(of.value + token * of.value_token + kv_head * of.value_head + piece * 8) : make_uint4(0, 0, 0, 0);
-    if (piece * 8 >= DIM) return make_uint4(0, 0, 0, 0);
-    return turned(row < GROUP ? of.query + token * of.query_token + (kv_head * GROUP + row) * of.query_head
-                              : of.key + token * of.key_token + kv_head * of.key_head, piece);
+    const u16* from = row < GROUP ? of.query + token * of.query_token + (kv_head * GROUP + row) * of.query_head
+                                  : of.key + token * of.key_token + kv_head * of.key_head;
+    uint4 own = piece * 8 < DIM ? *(const uint4*)(from + piece * 8) : make_uint4(0, 0, 0, 0);
+    if (HAS_NORMS) own = normed(own, row < GROUP ? of.query_norm : of.key_norm, piece);
+    return turned(own, piece);
   }
 
   // What is given to where all warps find it.
   __device__ __forceinline__ void prepare() {
-    for (int i = threadIdx.x; i < (GROUP + 2) * (ROW / 8); i += THREADS)
-      memory.rows[i / (ROW / 8)][i % (ROW / 8)] = given(i / (ROW / 8), i % (ROW / 8));
+    for (int i = threadIdx.x; i < (GROUP + 2) * HEAD_LANES; i += THREADS) {
+      const uint4 piece = given(i / HEAD_LANES, i % HEAD_LANES);
+      if (i % HEAD_LANES < ROW / 8) memory.rows[i / HEAD_LANES][i % HEAD_LANES] = piece;
+    }
     __syncthreads();
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
@@ -253,7 +285,8 @@ struct Program {
     }
   }
 
-  // Sums of the program's warps, of heads 2 t and 2 t + 1 and two channels.
+  // Sums of the program's warps, of heads 2 t and 2 t + 1 and two channels, to the programs that store them: to write
+  // there is done sooner than to read there, and nobody has to wait for others' reading.
   __device__ __forceinline__ void join() {
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
@@ -265,6 +298,7 @@ struct Program {
         memory.sums[warp][(h * WORDS + w) * 32 + lane] = make_float4(mixed[h][w][0], mixed[h][w][1], mixed[h][w][2], mixed[h][w][3]);
     }
     __syncthreads();
+    if (CLUSTER > 1) wait_for_cluster();  // all of its programs are there
     for (int e = threadIdx.x; e < ELEMENTS; e += THREADS) {
       float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
       const int head = e / (32 * WORDS) * 8 + 2 * t;
@@ -282,14 +316,15 @@ struct Program {
         const float4 v = memory.sums[w][e];
         sum.x += by[0] * v.x, sum.y += by[1] * v.y, sum.z += by[0] * v.z, sum.w += by[1] * v.w;
       }
-      memory.all[e] = sum;
-      if (e % (32 * WORDS) < 4)
-        for (int i = 0; i < 2; i++) memory.all_peak[head + i] = high[i], memory.all_total[head + i] = all[i];
+      give(memory.given[rank][e / CLUSTER], sum, e % CLUSTER);
+      if (e % (32 * WORDS) < 32 && g < CLUSTER)
+        for (int i = 0; i < 2; i++) give(memory.given_peak[rank][head + i], high[i], g), give(memory.given_total[rank][head + i], all[i], g);
     }
   }
 
-  template <typename T> __device__ __forceinline__ static T there(const T& of, int rank) {  // what a program of the cluster has
-    return CLUSTER == 1 ? of : read_at(&of, rank);
+  template <typename T> __device__ __forceinline__ static void give(T& to, const T& v, int rank) {  // to a program of the cluster
+    if (CLUSTER == 1) to = v;
+    else write_at(&to, v, rank);
   }
   __device__ __forceinline__ static void meet() {
     if (CLUSTER > 1) meet_cluster();
@@ -298,7 +333,8 @@ struct Program {
 
   // Store what the programs of the cluster have come to, a share of it each.
   __device__ __forceinline__ void finish() {
-    for (int e = threadIdx.x * CLUSTER + rank; e < ELEMENTS; e += THREADS * CLUSTER) {
+    for (int mine = threadIdx.x; mine < SHARE; mine += THREADS) {
+      const int e = mine * CLUSTER + rank;
       const int at = e % 32, w = e / 32 % WORDS, head = e / (32 * WORDS) * 8 + at % 4 * 2;
       const int channel = (at / 4 + w / 4 * 8) * 8 + w % 4 * 2;
       if (head >= GROUP || channel >= VALUE_DIM) continue;
@@ -306,8 +342,8 @@ struct Program {
       float high[2][CLUSTER], all[2][CLUSTER];
 #pragma unroll
       for (int c = 0; c < CLUSTER; c++) {
-        part[c] = there(memory.all[e], c);
-        for (int i = 0; i < 2; i++) high[i][c] = there(memory.all_peak[head + i], c), all[i][c] = there(memory.all_total[head + i], c);
+        part[c] = memory.given[c][mine];
+        for (int i = 0; i < 2; i++) high[i][c] = memory.given_peak[c][head + i], all[i][c] = memory.given_total[c][head + i];
       }
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -337,6 +373,7 @@ struct Program {
     length = of.lengths[sequence], slot = of.slots[token];
     first = max(WINDOW ? length - WINDOW : 0, CHUNK ? (length - 1) / (CHUNK ? CHUNK : 1) * CHUNK : 0);
     tile = first / TILE + rank * WARPS + warp, end = (length + TILE - 1) / TILE;
+    if (CLUSTER > 1) arrive_at_cluster();
     if (tile < end) {
       const i64 page = page_of(tile);
       load_keys(page);
@@ -349,7 +386,6 @@ struct Program {
     join();
     meet();
     finish();
-    if (CLUSTER > 1) meet();  // others read what this program has
   }
 };
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from onboard.ops.attention.attention import torch_attention
 from onboard.ops.attention.cached_attention import torch_cached_attention
 from onboard.ops.library import register_op
+from onboard.ops.norm.norm import torch_rmsnorm
 from onboard.ops.rope.turned_heads import TURNS
 
 _Heads = Sequence[int] | None
@@ -34,12 +35,15 @@ def apart(
 
 
 def turned(
-    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, turns: str, heads: _Heads
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and keys that are rotated, and values, as attention takes them that does not
-    rotate by itself; arguments are as in `torch_rope_attention`.
+    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, turns: str, heads: _Heads,
+    q_norm: Tensor | None = None, k_norm: Tensor | None = None, norm_eps: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return queries and keys that are normalised and rotated, and values, as attention takes them that
+    does neither by itself; arguments are as in `torch_rope_attention`.
     """
     q, k, v = apart(query, key, value, heads)
+    if q_norm is not None and k_norm is not None:
+        q, k = torch_rmsnorm(q, q_norm, norm_eps), torch_rmsnorm(k, k_norm, norm_eps)
     q, k = TURNS[turns](q, k, cos, sin)
     return q, k, v
 
@@ -69,6 +73,9 @@ def _fake_rope_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 0.0,
 ) -> Tensor:
     return _empty(query, key, value, heads, out_scale)
 
@@ -93,8 +100,11 @@ def torch_rope_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 0.0,
 ) -> Tensor:
-    """Causal `torch_attention` in layout bsnd, of queries and keys that it rotates first.
+    """Causal `torch_attention` in layout bsnd, of queries and keys that it normalises and rotates first.
 
     Args:
         query: [batch, sequence, heads, head_dim], not rotated; with `heads` [batch, sequence,
@@ -108,11 +118,14 @@ def torch_rope_attention(
         heads: heads of queries, heads of keys and head_dim, where the three are one tensor.
         scale, sinks, sliding_window, logit_cap, alibi_slopes, chunk_size, k_scale, v_scale,
             out_scale: as in `torch_attention`.
+        q_norm, k_norm: [head_dim], weights of RMSNorms of queries' and keys' heads before their
+            rotation, in their dtype; both or neither.
+        norm_eps: what these add to the mean square.
 
     Returns:
         [batch, sequence, heads, value_dim], as `torch_attention`.
     """
-    q, k, v = turned(query, key, value, cos, sin, turns, heads)
+    q, k, v = turned(query, key, value, cos, sin, turns, heads, q_norm, k_norm, norm_eps)
     biases = "bsnd", alibi_slopes, chunk_size
     return torch_attention(
         q, k, v, None, 0.0, True, scale, sinks, sliding_window, logit_cap, *biases,
@@ -144,6 +157,9 @@ def fake_cached_rope_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 0.0,
 ) -> Tensor:
     """Return an empty output of `torch_cached_rope_attention`."""
     return _empty(query, key, value, heads, out_scale)
@@ -180,8 +196,12 @@ def torch_cached_rope_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     out_scale: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 0.0,
 ) -> Tensor:
-    """`torch_cached_attention` of queries and keys that it rotates first; keys are stored rotated.
+    """`torch_cached_attention` of queries and keys that it normalises and rotates first; so are keys that
+    are stored.
 
     Args:
         query, key, value, cos, sin, turns, heads: as in `torch_rope_attention`, with a batch of one
@@ -192,11 +212,12 @@ def torch_cached_rope_attention(
         v_cache: [pages, kv_heads, page_size, value_dim], likewise.
         sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size, k_scale, v_scale,
             out_scale: as in `torch_cached_attention`.
+        q_norm, k_norm, norm_eps: as in `torch_rope_attention`.
 
     Returns:
         [1, tokens, heads, value_dim], as `torch_cached_attention`.
     """
-    q, k, v = turned(query, key, value, cos, sin, turns, heads)
+    q, k, v = turned(query, key, value, cos, sin, turns, heads, q_norm, k_norm, norm_eps)
     metadata = cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host
     return torch_cached_attention(
         q, k, v, *metadata, k_cache, v_cache, sinks, scale, sliding_window, logit_cap, alibi_slopes,

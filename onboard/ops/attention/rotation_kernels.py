@@ -15,12 +15,23 @@ FORMS = {"rope_cached": 1, "rope_deinterleaved": 2, "rope_pairs": 3}
 """Keys of `TURNS` as kernels know them; 0 is no rotation."""
 
 
+class HeadNorms(NamedTuple):
+    """RMSNorms of queries' and keys' heads: weights [head_dim], and what is added to the mean square."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
 class Rotation(NamedTuple):
-    """A rotation's tables [1, tokens, size] and what turns together, as a key of `TURNS`."""
+    """A rotation's tables [1, tokens, size], what turns together, as a key of `TURNS`, and the norms before
+    it, which halves alone have.
+    """
 
     cos: Tensor
     sin: Tensor
     turns: str
+    norms: HeadNorms | None = None
 
     @property
     def size(self) -> int:
@@ -36,7 +47,7 @@ def decoding_rotation(
     """
     if rotation is None:
         return (None, None), (0, 0), {}
-    cos, sin, turns = rotation
+    cos, sin, turns, _ = rotation
     if cos.stride(-1) != sin.stride(-1):
         cos, sin = cos.contiguous(), sin.contiguous()
     turning = {"SIZE": rotation.size, "STEP": cos.stride(-1), "TURNS": FORMS[turns]}

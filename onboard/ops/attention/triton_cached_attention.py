@@ -117,15 +117,20 @@ def _decode_tiles(
 
 def _write(
     key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor,
-    k_scale: Tensor | None, v_scale: Tensor | None, scales: int | None,
+    k_scale: Tensor | None, v_scale: Tensor | None,
 ) -> None:  # fmt: skip
     kv_heads, dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
     write_cache_kernel[(len(slot_mapping),)](
         key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale, *key.stride()[:2], *value.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         KV_HEADS=kv_heads, DIM=dim, VALUE_DIM=value_dim, PAGE=k_cache.shape[2],
-        BLOCK_KEY=tile_width(kv_heads * dim), BLOCK_VALUE=tile_width(kv_heads * value_dim), SCALES=scales,
+        BLOCK_KEY=tile_width(kv_heads * dim), BLOCK_VALUE=tile_width(kv_heads * value_dim), SCALES=_scales(k_scale),
     )  # fmt: skip
+
+
+def _scales(k_scale: Tensor | None) -> int | None:
+    """Return how many scales a cache has: one, or one of each head."""
+    return None if k_scale is None else len(k_scale)
 
 
 def _combine(
@@ -226,40 +231,42 @@ def attend(
     k_scale: Tensor | None = None, v_scale: Tensor | None = None, out_scale: Tensor | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attend, in decode with a rotation that the kernel does while it loads, else behind one."""
+    """Attend, in decode with a rotation that the kernel does while it loads, else behind one; norms of
+    heads are taken in by the kernel of one launch alone.
+    """
     require_device(query)
-    scales = None if k_scale is None else len(k_scale)
-    if rotation is not None and (invariant or int(batch_info_host[2]) > 1):
-        query, key = turn_heads(query, key, *rotation)
-        rotation = None
-    q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
-    (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
     sequences, real, longest_query, *_ = batch_info_host.tolist()
+    q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
+    decodes = longest_query == 1 and not invariant
+    known = decodes and alibi_slopes is k_scale is out_scale is None
+    fits = known and suits_one_launch(q, k, v, sequences, (k_cache, v_cache), sinks, rotation)
+    if rotation is not None and not (fits or (decodes and rotation.norms is None)):
+        q, k = (turned[0] for turned in turn_heads(query, key, *rotation))
+        rotation = None
+    (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
     counts, bounded = (sequences, real, longest_query), bool(sliding_window or chunk_size)
     plan = _plan(q, v_cache, block_table, counts, invariant, bounded)
     if not plan.decode:
-        _write(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale, scales)
+        _write(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale)
         others = (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
-        plain = all(each is None for each in others)
-        if plain and not invariant and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
+        plain = not invariant and all(each is None for each in others)
+        if plain and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
             mixed = attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)
             return as_output(mixed, out_scale)[None]
     kind = q.dtype if out_scale is None else torch.float8_e4m3fn
     out = parts = lse = output_rows((tokens, heads, value_dim), kind, batch_info_host, q.device)
     scale = dim**-0.5 if scale is None else scale
-    caches, known = (k_cache, v_cache), alibi_slopes is k_scale is out_scale is None
-    if plan.decode and known and suits_one_launch(q, k, v, sequences, caches, sinks, rotation):
+    if fits:
         there = Sequences(cu_seqlens, kv_lens, block_table, slot_mapping, sequences)
         scores = Scores(scale, sinks, sliding_window or 0, logit_cap, chunk_size or 0)
-        decode_attention(out, q, k, v, there, caches, scores, rotation)
+        decode_attention(out, q, k, v, there, (k_cache, v_cache), scores, rotation)
         return out[None]
     if plan.splits > 1:
-        parts = q.new_empty((tokens, heads, plan.splits, value_dim), dtype=torch.float32)
         lse = q.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
+        parts = lse.new_empty((*lse.shape, value_dim))
     common: dict[str, Any] = {
         "VALUE_DIM": value_dim, "WINDOW": sliding_window, "CHUNK": chunk_size, "HAS_SINKS": sinks is not None,
-        "BLOCK_N": plan.tiles.keys, "BLOCK_VALUE": tile_width(value_dim),
-        "CODES": out_scale is not None,
+        "BLOCK_N": plan.tiles.keys, "BLOCK_VALUE": tile_width(value_dim), "CODES": out_scale is not None,
     }  # fmt: skip
     tables, steps, turning = decoding_rotation(rotation)
     attention_kernel[plan.grid](
@@ -270,7 +277,7 @@ def attend(
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
         HAS_SLOPES=alibi_slopes is not None,
         SPLIT=plan.splits > 1, WRITE=plan.decode, MASK_ALL=invariant, DOT_TYPE=dot_type(q.dtype),
-        BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), SCALES=scales, **turning, **common,
+        BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), SCALES=_scales(k_scale), **turning, **common,
         num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages, **overlaps(q.device),
     )  # fmt: skip
     if plan.splits > 1:

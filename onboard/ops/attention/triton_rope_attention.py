@@ -11,7 +11,7 @@ from onboard.ops.attention.rope_attention import (
     fake_cached_rope_attention,
     torch_cached_rope_attention,
 )
-from onboard.ops.attention.rotation_kernels import Rotation
+from onboard.ops.attention.rotation_kernels import HeadNorms, Rotation
 from onboard.ops.attention.triton_cached_attention import attend
 from onboard.ops.library import register_op, schema_of
 
@@ -48,9 +48,16 @@ def invariant_cached_rope_attention(*arguments: Any, **keywords: Any) -> Tensor:
 def _attend(
     invariant: bool, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor,
     kv_lens: Tensor, block_table: Tensor, slot_mapping: Tensor, batch_info_host: Tensor, k_cache: Tensor,
-    v_cache: Tensor, turns: str = "rope_cached", heads: list[int] | None = None, *options: Any, **named: Any,
+    v_cache: Tensor, turns: str = "rope_cached", heads: list[int] | None = None, sinks: Tensor | None = None,
+    scale: float | None = None, sliding_window: int | None = None, logit_cap: float | None = None,
+    alibi_slopes: Tensor | None = None, chunk_size: int | None = None, k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None, out_scale: Tensor | None = None, q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None, norm_eps: float = 0.0,
 ) -> Tensor:  # fmt: skip
     q, k, v = apart(query, key, value, heads)
     metadata = cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host
-    named["rotation"] = Rotation(cos, sin, turns)
-    return attend(invariant, q, k, v, *metadata, k_cache, v_cache, *options, **named)
+    norms = None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm, norm_eps)
+    return attend(
+        invariant, q, k, v, *metadata, k_cache, v_cache, sinks, scale, sliding_window, logit_cap, alibi_slopes,
+        chunk_size, k_scale, v_scale, out_scale, Rotation(cos, sin, turns, norms),
+    )  # fmt: skip

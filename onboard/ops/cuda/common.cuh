@@ -31,13 +31,17 @@ __device__ __forceinline__ float read_at(const float* place, int rank) {
   float v; asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(place_at(place, rank)));
   return v;
 }
-__device__ __forceinline__ float4 read_at(const float4* place, int rank) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(place_at(place, rank)));
-  return v;
+__device__ __forceinline__ void write_at(float* place, float v, int rank) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(place_at(place, rank)), "f"(v) : "memory");
+}
+__device__ __forceinline__ void write_at(float4* place, const float4& v, int rank) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};"
+               :: "r"(place_at(place, rank)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 // All programs of a cluster meet, and see what each has written.
 __device__ __forceinline__ void meet_cluster() {
   asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
+// A program says that it is there, and waits until all are: before their memories are written to.
+__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }

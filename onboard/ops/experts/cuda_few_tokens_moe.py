@@ -16,8 +16,10 @@ from onboard.ops.few_tokens.cuda_few_tokens import (
     Blocks,
     Experts,
     Tiles,
+    batch_of,
     product,
     product_of_blocks,
+    run_of,
     suits_routing,
     suits_weight,
     turns,
@@ -82,21 +84,29 @@ def _of_one(
     x: Tensor, chosen: Tensor, routing: Tensor, up: Weight, down: Weight, first: Around,
     residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    experts, floats = len(down.values), up.levels == "e2m1"
-    tiles = Tiles(4, 1, batch=2, resident=4) if floats else None
-    middle = product(x, _words(up), first, tiles, Experts(chosen, experts))
+    experts, one, two = len(down.values), _words(up), _words(down)
+    tiles = Tiles(
+        2, 3, batch=batch_of(one, x.shape[1], 2), resident=2
+    )  # twelve warps of a processor
+    middle = product(x, one, first, tiles, Experts(chosen, experts))
     routed = Experts(chosen, experts, routing)
-    return product(
-        middle, _words(down), Around(residual), _summed(down, processors(x.device)), routed
-    )
+    summed = _summed(two, middle.shape[1], len(middle), processors(x.device))
+    return product(middle, two, Around(residual), summed, routed)
 
 
-def _summed(down: Weight, many: int) -> Tiles:
-    """Return the tiles of the second product, of so many processors: as many rows as leave none idle."""
-    batch = 2 if down.levels == "e2m1" else 4
-    low, high = Tiles(8, 1, batch=batch), Tiles(8, 2, batch=batch, resident=1)
+def _summed(down: Words, inputs: int, pairs: int, many: int) -> Tiles:
+    """Return the tiles of the second product, of so many processors: as many rows as leave none idle,
+    and batches that end where a warp's runs do.
+    """
+    warps = 8 // power_of_two(pairs) or 1  # of an expert
+    batch = batch_of(down, inputs, warps)
+    low, high = (Tiles(8, height, batch=batch, resident=1) for height in (1, 2))
     rows = down.values.shape[1]
-    return low if turns(rows, low, many) < turns(rows, high, many) else high
+    if turns(rows, low, many) >= turns(rows, high, many):
+        return high
+    runs = -(-inputs // (run_of(down.levels) * warps))
+    ends = batch == 4 and -(-runs // 6) * 6 <= -(-runs // 4) * 4
+    return replace(low, batch=6) if ends else low
 
 
 def _of_some(

@@ -18,13 +18,13 @@ from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.ops.triton.launch import power_of_two, processors, runs_hopper_code
 
 MOST_TOKENS = 8
-_LARGE = 2**24
-"""Bytes of weights whose programs are the larger ones, for one token."""
 _MOST_INPUTS = 96 * RUN
 """Of some tokens, that a program's memory holds."""
 BYTES = "e4m3"
 """The levels of a weight [outputs, inputs] that has a byte for each code, as PyTorch keeps it."""
 _MOST_CLUSTER = 4
+_MANY_ROWS = 36
+"""Of a processor, for one token."""
 _SOURCES = ("tiny_numbers.cuh", "few_tokens.cu")
 _SCALES = {
     torch.bfloat16: 0, torch.uint8: 1, torch.float32: 2, torch.float16: 3, torch.float8_e4m3fn: 4
@@ -159,22 +159,36 @@ def suits_routing(routing: Tensor) -> bool:
     return routing.dtype in _ROUTING
 
 
-def tiles_for(tokens: int, rows: int, inputs: int, words: Words, many: int) -> Tiles:
-    """Return the tiles for `rows` of a weight on so many processors; measured over the layers of a dense
-    model of 8 billion parameters, and those of gpt-oss-20b.
+def batch_of(words: Words, inputs: int, parts: int) -> int:
+    """Return how many runs of a warp, which has one of so many parts of the inputs, are on their way: of
+    small groups all scales are in registers, too.
     """
     run = run_of(words.levels)
-    if tokens == 1 and words.levels == "e2m1":
-        return Tiles(batch=2, resident=3)
-    low, high = Tiles(8, 2, resident=1), Tiles(4, 4, resident=1)
+    return min(2 if words.group < run else 4, -(-inputs // (run * parts)))
+
+
+def tiles_for(tokens: int, rows: int, inputs: int, words: Words, many: int) -> Tiles:
+    """Return the tiles for `rows` of a weight on so many processors; measured over the layers of a dense
+    model of 8 billion parameters.
+    """
     if tokens == 1:
-        return low if rows * inputs * 64 // run >= _LARGE else Tiles()
-    if words.group < run:  # all scales of a run are in registers
+        return _for_one_token(rows, inputs, words, many)
+    low, high = Tiles(8, 2, resident=1), Tiles(4, 4, resident=1)
+    if words.group < run_of(words.levels):  # all scales of a run are in registers
         low, high = replace(low, batch=2), replace(high, batch=2)
     cluster = 1 if inputs <= _MOST_INPUTS else 2 if inputs <= 2 * _MOST_INPUTS else 4
     if cluster > 1 or turns(rows, high, many) <= turns(rows, low, many):
         return replace(high, cluster=cluster)
     return low
+
+
+def _for_one_token(rows: int, inputs: int, words: Words, many: int) -> Tiles:
+    """Return twelve warps of a processor, which have more registers than sixteen; of few rows sixteen,
+    whose parts are shorter, so that no processor is idle.
+    """
+    each = rows / many
+    parts, height = (4, 3) if each > _MANY_ROWS else (8, 2) if each > 16 else (16, 1)
+    return Tiles(parts, height, batch=batch_of(words, inputs, parts), resident=1)
 
 
 def turns(rows: int, tiles: Tiles, many: int) -> int:
@@ -238,6 +252,8 @@ def _form(
     integers = words.levels not in ("e2m1", BYTES)
     each = -(-inputs // (run * (tiles.parts // slots) * tiles.cluster))
     scaled_rows = BLOCK if words.levels == BYTES and words.group < inputs else 1
+    held = min(8 // groups, tiles.batch)  # runs whose groups are columns
+    assert columns > 1 or tiles.batch % held == 0, "all runs of a batch are computed"
     in_pairs = groups > 1 or (words.group == run and each % 2 == tiles.batch % 2 == 0)
     macros = {
         "PARTS": tiles.parts, "HEIGHT": tiles.height, "CLUSTER": tiles.cluster, "BATCH": tiles.batch,

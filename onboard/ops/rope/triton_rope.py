@@ -218,8 +218,13 @@ def triton_rope_pairs(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, 
     )
 
 
-def turn_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turns: str) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys as `TURNS` says, in one kernel."""
+def turn_heads(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turns: str, norms: tuple[Tensor, Tensor, float] | None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Rotate queries and keys as `TURNS` says, in one kernel; halves behind norms of their weights and eps."""
+    if norms is not None:
+        assert turns == "rope_cached", "norms stand before the rotation of halves"
+        return triton_norm_rope(q, k, *norms, cos, sin)
     if turns == "rope_pairs":
         size = 2 * cos.shape[-1]
         return _turn(q, k, cos, sin, size, pairs=True, is_complex=True)

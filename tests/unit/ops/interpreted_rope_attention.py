@@ -67,6 +67,23 @@ def test_attention(op: str, step: str, turns: str, flat: bool) -> None:
 
 
 @pytest.mark.drawn
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("op", ["triton_cached_rope_attention", "invariant_cached_rope_attention"])
+def test_heads_are_normalised_before(op: str, step: str, flat: bool) -> None:
+    seeded()
+    shapes = {"heads": 6, "dim": 24, "value_dim": 20, "padding": 2}
+    _, args, named, turned = with_rotation(STEPS[step], TURNS[0], 16, flat, True, **shapes)
+    expected = cached_attention(turned, Options())
+    known = [*args[:10], args[10].clone(), args[11].clone()]
+    actual = getattr(ops, op)(*args, **named)
+    assert relative_error(actual, expected) < 1e-5
+    ops.torch_cached_rope_attention(*known, **named)
+    for mine, theirs in zip(args[10:], known[10:], strict=True):
+        assert relative_error(mine[1:].nan_to_num(), theirs[1:].nan_to_num()) < 1e-6
+
+
+@pytest.mark.drawn
 @pytest.mark.parametrize("longest", [2, 40])
 @pytest.mark.parametrize("step", ["prefill", "mixed"])
 @pytest.mark.parametrize("op", ["triton_cached_rope_attention", "invariant_cached_rope_attention"])

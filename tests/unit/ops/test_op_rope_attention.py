@@ -7,7 +7,7 @@ import torch
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from tests.support.ops.naive import Options, attention, cached_attention, relative_error
-from tests.support.ops.rotated import TURNS, rotate, tables, with_rotation
+from tests.support.ops.rotated import EPS, TURNS, normalise, rotate, tables, with_rotation
 from tests.support.ops.seeds import seeded
 
 ops = torch.ops.onboard
@@ -18,14 +18,16 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("flat", "normed"), [(False, False), (False, True), (True, False), (True, True)]
+)
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("step", STEPS)
-def test_over_pages(step: str, turns: str, flat: bool) -> None:
+def test_over_pages(step: str, turns: str, flat: bool, normed: bool) -> None:
     seeded()
     options = Options(scale=0.3, sinks=torch.randn(6), sliding_window=12, logit_cap=5.0)
     shapes = {"heads": 6, "dim": 12, "value_dim": 10, "padding": 2}
-    batch, args, named, turned = with_rotation(STEPS[step], turns, 8, flat, **shapes)
+    batch, args, named, turned = with_rotation(STEPS[step], turns, 8, flat, normed, **shapes)
     expected = cached_attention(turned, options)
     actual = ops.torch_cached_rope_attention(*args, **named, **vars(options))
     assert relative_error(actual, expected) < 1e-6
@@ -46,6 +48,14 @@ def test_without_pages(turns: str, flat: bool) -> None:
     heads = [4, 2, 8] if flat else None
     given = [torch.cat([each.flatten(2) for each in parts], -1)] * 3 if flat else parts
     actual = ops.torch_rope_attention(*given, cos, sin, turns, heads, sliding_window=3)
+    assert relative_error(actual, expected) < 1e-6
+    norms = {"q_norm": torch.randn(8), "k_norm": torch.randn(8), "norm_eps": EPS}
+    actual = ops.torch_rope_attention(*given, cos, sin, turns, heads, sliding_window=3, **norms)
+    q, k = (
+        rotate(normalise(part[0], norms[name]), cos[0], sin[0], turns)[None]
+        for part, name in zip(parts, ("q_norm", "k_norm"), strict=False)
+    )
+    expected = attention(q, k, parts[2], Options(sliding_window=3))
     assert relative_error(actual, expected) < 1e-6
     meta = ops.torch_rope_attention(
         *(each.to("meta") for each in (*given, cos, sin)), turns, heads, sliding_window=3

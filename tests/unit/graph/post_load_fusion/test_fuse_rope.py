@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from onboard import LLM
+from onboard.graph.fx import arguments, nodes_of
 from onboard.graph.transform import get_transform
+from onboard.ops.library import cached_forms
 from onboard.runtime.sampling_params import SamplingParams
 from tests.support import quantised
 from tests.support.sharding.zoo import save_family
@@ -44,12 +46,15 @@ def assert_same(llm: LLM, other: LLM) -> None:
     assert tokens == wanted
 
 
-JOINED = {"llama": True, "cohere": True, "qwen3": False}
-"""Whether a family's attention reads one product as it is: norms of heads stand between."""
+ROTATING = [
+    getattr(torch.ops.onboard, name) for name in cached_forms("torch_rope_attention").values()
+]
+FAMILIES = ("llama", "cohere", "qwen3")
+"""Halves, pairs, and halves behind norms of heads."""
 
 
 @pytest.mark.parametrize(
-    ("family", "passthrough"), [*((name, True) for name in JOINED), ("llama", False)]
+    ("family", "passthrough"), [*((name, True) for name in FAMILIES), ("llama", False)]
 )
 def test_attention_rotates(family: str, passthrough: bool, tmp_path: Path) -> None:
     seed = random.randrange(2**31)
@@ -61,21 +66,25 @@ def test_attention_rotates(family: str, passthrough: bool, tmp_path: Path) -> No
     assert matches(llm, ATTENTION) == matches(llm, "insert_cached_rope_attention") == 2
     assert matches(llm, "insert_cached_attention") == 0
     said = [fact for fact in llm.engine.facts if fact.startswith(ATTENTION)]
-    apart = passthrough and not JOINED[family]
-    assert len(said) == apart, said
+    assert not said
+    named = [arguments(node) for node in nodes_of(llm.engine.gm, *ROTATING)]
+    assert [each["q_norm"] is not None for each in named] == [family == "qwen3"] * 2
 
 
-@pytest.mark.parametrize(("family", "count"), [("llama", 2), ("qwen3", 0)])
+@pytest.mark.parametrize(("family", "count"), [("llama", 2), ("qwen3", 2), ("unlike norms", 0)])
 def test_by_default_it_is_done_where_that_is_faster(
     family: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not without kernels; with them not behind norms of heads."""
-    folder = save_family(tmp_path, family, random.randrange(2**31))
+    """Not without kernels; with them not behind norms of heads that attention does not take in."""
+    unlike = family == "unlike norms"
+    folder = save_family(tmp_path, "qwen3" if unlike else family, random.randrange(2**31))
     without = opened(folder)
     [entry] = [entry for entry in without.engine.history if entry.key == ATTENTION]
     assert entry.skipped
     module = sys.modules[get_transform(ATTENTION).__module__]
     monkeypatch.setattr(module, "choose_backend", lambda *_: "triton")
+    if unlike:
+        monkeypatch.setattr(module, "norms_before", lambda *_: None)
     llm = opened(folder)
     assert matches(llm, ATTENTION) == count
     assert_same(llm, without)
