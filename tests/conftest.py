@@ -22,6 +22,9 @@ os.environ["ONBOARD_CACHE"] = ""
 # A job in the background ignores interrupts, and so would every process that the tests start and
 # then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Exports and interpreted kernels make many objects and few cycles: looking for those as often as
+# Python does takes a twentieth of a run. Each file of tests begins with a look at all.
+gc.set_threshold(50_000, 20, 50)
 name_the_draw()
 draw_for("")
 if os.environ.get("TRITON_INTERPRET") == "1":

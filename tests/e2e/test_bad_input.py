@@ -21,6 +21,7 @@ from onboard.workflow.phase import RunOptions
 from onboard.workflow.phase_runner import load_phase, open_run
 from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.hub_server import HubServer, Repository
+from tests.support.warm import Warm, started
 
 Break = Callable[[Path], None]
 
@@ -402,6 +403,18 @@ def hub(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub
         yield server
 
 
+@pytest.fixture(scope="module")
+def on_hub(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """What the libraries read of the environment as they are imported is told to the process that
+    commands are forked from; their cache is one, and nothing whole is in it.
+    """
+    home = str(tmp_path_factory.mktemp("cache") / "hf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HF_HUB_OFFLINE", raising=False)
+        with started(HF_ENDPOINT=hub.url, HF_HOME=home) as warm:
+            yield warm
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -415,10 +428,10 @@ def hub(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub
 )
 @pytest.mark.parametrize("root", ["used"], indirect=True)
 def test_hub_refuses(
-    hub: HubServer, arguments: list[str], code: int, message: str, root: Path, tmp_path: Path
+    on_hub: Warm, arguments: list[str], code: int, message: str, root: Path
 ) -> None:
     before = tree(root)
-    process = on_hub(hub.url, tmp_path, [*arguments, "--root", str(root), "--json"])
+    process = on_hub("onboard", *arguments, "--root", root, "--json")
     assert process.returncode == code
     assert_one_line(process.stderr, message)
     document = json.loads(process.stdout)
@@ -428,18 +441,20 @@ def test_hub_refuses(
 
 
 def test_no_network(tmp_path: Path) -> None:
-    process = on_hub(
-        "http://127.0.0.1:9", tmp_path, ["acme/tiny", "--root", str(tmp_path / "root")]
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HOME": str(tmp_path / "hf"),
+    }
+    environment.pop("HF_HUB_OFFLINE", None)
+    process = subprocess.run(
+        [sys.executable, "-m", "onboard", "acme/tiny", "--root", str(tmp_path / "root")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert process.returncode == 1
     assert_one_line(process.stderr, "cannot be reached")
     assert not (tmp_path / "root").exists()
-
-
-def on_hub(url: str, folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(folder / "hf")}
-    environment.pop("HF_HUB_OFFLINE", None)
-    command = [sys.executable, "-m", "onboard", *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )

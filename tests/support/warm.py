@@ -54,13 +54,15 @@ def started(**environment: str) -> Iterator[Warm]:
 
 
 @cache
-def shared() -> Warm:
-    """Return the way to one that all tests of this process fork from, until `end`."""
-    return _KEPT.enter_context(started())
+def shared(**environment: str) -> Warm:
+    """Return the way to one that all tests of this process fork from, until `end`; those whose
+    imports are to find something in their environment have one of their own.
+    """
+    return _KEPT.enter_context(started(**environment))
 
 
 def end() -> None:
-    """End the shared process, if there is one."""
+    """End the shared processes."""
     _KEPT.close()
     shared.cache_clear()
 
@@ -88,17 +90,19 @@ class Warm:
             return subprocess.CompletedProcess(words, code, _text(out), _text(err))
 
     @contextmanager
-    def started(self, *words: str | Path) -> Iterator[tuple[Forked, IO[str]]]:
+    def started(
+        self, *words: str | Path, errors: IO[Any] | None = None
+    ) -> Iterator[tuple[Forked, IO[str]]]:
         """Begin `python -m WORDS`, which has ended where the context does; yield it, and what it
-        prints.
+        prints. What it says of errors goes to the file `errors`, if there is one.
         """
         reading, writing = os.pipe()
         with (
             os.fdopen(reading) as printed,
             os.fdopen(writing, "w") as out,
-            tempfile.TemporaryFile() as err,
+            tempfile.TemporaryFile() as nowhere,
         ):
-            forked = self._start(words, out, err)
+            forked = self._start(words, out, errors or nowhere)
             out.close()
             yield forked, printed
             forked.wait()
@@ -146,9 +150,10 @@ class Forked:
 
     def wait(self) -> int:
         """Return its exit code, or -1 where a signal ended it."""
-        with self._answer, os.fdopen(self._writing, "w"):
-            answer = self._answer.read()
-        self.code = int(answer) if answer else -1
+        if not self._answer.closed:
+            with self._answer, os.fdopen(self._writing, "w"):
+                answer = self._answer.read()
+            self.code = int(answer) if answer else -1
         return self.code
 
 

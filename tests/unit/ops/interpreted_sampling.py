@@ -1,4 +1,4 @@
-"""The kernels that choose tokens against the torch function; `test_sampling.py` starts this in the
+"""The kernels that choose tokens against the torch function; `test_triton_kernels.py` starts this in the
 interpreter.
 
 On a GPU the same tests run as they are (`tests/gpu/test_sampling_gpu.py`).

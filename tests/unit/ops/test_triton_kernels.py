@@ -39,6 +39,7 @@ INTERPRETED = tuple(
         "peer_sum",
         "long_sum",
         "rope_attention",
+        "sampling",
     )
 )
 

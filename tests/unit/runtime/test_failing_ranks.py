@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from onboard.parallel import workers as parallel
 from onboard.parallel.ranks import current_ranks
 from onboard.parallel.workers import Workers, start_workers
 from tests.support.sharding.zoo import ROOT, save_family
+from tests.support.warm import Warm
 
 SOON = 10.0
 """Seconds after which nobody waits any more."""
@@ -110,35 +109,41 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "line"),
-    [(signal.SIGINT, 130, "onboard: interrupted"), (signal.SIGKILL, -signal.SIGKILL, "")],
+    [(signal.SIGINT, 130, "onboard: interrupted"), (signal.SIGKILL, -1, "")],
 )
 def test_when_the_first_rank_is_ended_no_process_is_left(
-    llama: Path, number: int, code: int, line: str
+    llama: Path, warm: Warm, number: int, code: int, line: str
 ) -> None:
     words = ["run", str(llama), "--root", str(ROOT), "--device", "cpu", "--world-size", "2"]
     words += ["--token-ids", "1,2,3", "--max-tokens", "40", "--ignore-eos", "-n", "2000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "onboard", *words],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stderr is not None
-    said = [process.stderr.readline()]
-    while "loaded" not in said[-1]:
-        assert said[-1], "".join(said)
-        said.append(process.stderr.readline())
-    said.append(process.stderr.readline())
-    assert said[-1].startswith("rank 0: ")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert children
-    time.sleep(0.5)
-    os.kill(process.pid, number)
-    rest = process.communicate(timeout=SOON)[1]
-    assert process.returncode == code
-    assert line in rest
-    until = time.monotonic() + SOON
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < until, "a rank is left"
-        time.sleep(0.1)
+    reading, writing = os.pipe()
+    with (
+        os.fdopen(reading) as lines,
+        os.fdopen(writing, "w") as errors,
+        warm.started("onboard", *words, errors=errors) as (process, _),
+    ):
+        errors.close()
+        try:
+            said = [lines.readline()]
+            while "loaded" not in said[-1]:
+                assert said[-1], "".join(said)
+                said.append(lines.readline())
+            said.append(lines.readline())
+            assert said[-1].startswith("rank 0: ")
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert children
+            time.sleep(0.5)
+            os.kill(process.pid, number)
+            until = time.monotonic() + SOON
+            while any(_lives(each) for each in (process.pid, *children)):
+                assert time.monotonic() < until, "a rank is left"
+                time.sleep(0.1)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == code
+        assert line in lines.read()
+
+
+def _lives(pid: int | str) -> bool:
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and ") Z " not in state.read_text()

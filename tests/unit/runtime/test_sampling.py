@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from onboard.errors import UsageError
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens, uniforms
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.sampling_params import SamplingParams, stream_key
-from tests.support.apart import run_apart
 
 VOCABULARY = 11
 
@@ -218,11 +216,6 @@ def test_what_is_no_token_is_not_looked_up_by_the_next_step() -> None:
     )
     assert chosen.tolist() == [NOT_A_TOKEN]
     assert latest.fill(torch.tensor([[-2]])).tolist() == [[0]]
-
-
-@pytest.mark.slow
-def test_kernels_choose_the_same_tokens_in_the_interpreter() -> None:
-    run_apart(Path(__file__).resolve().parents[1] / "ops", "interpreted_sampling.py")
 
 
 def test_logprobs_are_of_the_unscaled_logits() -> None:

@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,6 +21,7 @@ from onboard.cli.main import run
 from tests.support.runtime.paused import SECONDS, wait_until
 from tests.support.runtime.tiny import Tiny
 from tests.support.serving import speaking_model
+from tests.support.warm import Forked, Warm
 
 
 def _lets_in(where: tuple[str, int]) -> bool:
@@ -44,28 +44,49 @@ def _ask(where: tuple[str, int], path: str, body: dict[str, object]) -> socket.s
     return connection
 
 
-@contextmanager
-def _command(
-    model: Tiny, drain_seconds: float, *more: str
-) -> Iterator[tuple[Any, tuple[str, int], str]]:
-    """Start the command; yield its process, where it listens, and the path of its interface."""
-    command = [sys.executable, "-m", "onboard", "serve", str(model.checkpoint), "--root"]
-    command += [str(model.root), "--device", "cpu", "--port", "0", "--name", "tiny"]
-    command += ["--drain-seconds", str(int(drain_seconds)), *more]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("serving tiny at http://127.0.0.1:")
-        address = urlsplit(line.split()[3].rstrip(","))
-        assert address.hostname
-        assert address.port
-        yield process, (address.hostname, address.port), address.path
-    finally:
-        process.kill()
-        process.communicate()
+class Serving(NamedTuple):
+    """A command that serves: its process, where it listens, the path of its interface."""
+
+    process: Forked
+    where: tuple[str, int]
+    path: str
+    printed: IO[str]
+    errors: IO[str]
+
+    def ended(self) -> int:
+        """Return its exit code; it ends soon."""
+        state = Path(f"/proc/{self.process.pid}/stat")
+        wait_until(lambda: not state.exists() or ") Z " in state.read_text())
+        return self.process.wait()
+
+
+Command = Callable[..., AbstractContextManager[Serving]]
+
+
+@pytest.fixture
+def command(warm: Warm, tmp_path: Path) -> Command:
+    """Start the command in a process that has its imports done."""
+
+    @contextmanager
+    def start(model: Tiny, drain_seconds: float, *more: str) -> Iterator[Serving]:
+        words = ["serve", str(model.checkpoint), "--root", str(model.root), "--device", "cpu"]
+        words += ["--port", "0", "--name", "tiny", "--drain-seconds", str(int(drain_seconds))]
+        with (
+            (tmp_path / "errors").open("w+") as errors,
+            warm.started("onboard", *words, *more, errors=errors) as (process, printed),
+        ):
+            try:
+                line = printed.readline()
+                assert line.startswith("serving tiny at http://127.0.0.1:")
+                address = urlsplit(line.split()[3].rstrip(","))
+                assert address.hostname
+                assert address.port
+                where = address.hostname, address.port
+                yield Serving(process, where, address.path, printed, errors)
+            finally:
+                os.kill(process.pid, signal.SIGKILL)
+
+    return start
 
 
 # Scores make it some 5 MB, more than the system keeps for a connection.
@@ -73,48 +94,50 @@ LONG = {"prompt": "the cat", "max_tokens": 900, "ignore_eos": True, "stream": Tr
 LONG |= {"n": 3, "logprobs": 100}
 
 
-def test_the_command_serves_and_drains(tmp_path: Path) -> None:
+def test_the_command_serves_and_drains(tmp_path: Path, command: Command) -> None:
     """The door is closed behind a client whose answer has only begun, and it gets the rest."""
-    with _command(speaking_model(tmp_path), SECONDS) as (process, where, path):
-        with _ask(where, f"{path}/completions", LONG) as connection:
+    with command(speaking_model(tmp_path), SECONDS) as serving:
+        with _ask(serving.where, f"{serving.path}/completions", LONG) as connection:
             found = connection.recv(16)
-            process.send_signal(signal.SIGTERM)
-            wait_until(lambda: not _lets_in(where))
+            os.kill(serving.process.pid, signal.SIGTERM)
+            wait_until(lambda: not _lets_in(serving.where))
             while part := connection.recv(1 << 16):
                 found += part
         assert found.startswith(b"HTTP/1.1 200")
         assert b"data: [DONE]\n\n" in found[-64:], "it was cut off"
-        assert process.wait(SECONDS) == 0
+        assert serving.ended() == 0
 
 
-def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(tmp_path: Path) -> None:
+def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(
+    tmp_path: Path, command: Command
+) -> None:
     """What it asked is not in what the server says."""
     with (
-        _command(speaking_model(tmp_path), 1) as (process, where, path),
-        _ask(where, f"{path}/completions", LONG) as connection,
+        command(speaking_model(tmp_path), 1) as serving,
+        _ask(serving.where, f"{serving.path}/completions", LONG) as connection,
     ):
         connection.recv(16)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(SECONDS) == 1
-        log = process.stderr.read()
+        os.kill(serving.process.pid, signal.SIGTERM)
+        assert serving.ended() == 1
+        serving.errors.seek(0)
+        log = serving.errors.read()
         last = log.splitlines()[-1]
         assert last.startswith("onboard: requests that were cut off after 1 seconds: 1. ")
-        assert str(LONG["prompt"]) not in process.stdout.read() + log
+        assert str(LONG["prompt"]) not in serving.printed.read() + log
 
 
-def test_two_ranks_serve_and_leave_nothing(tmp_path: Path) -> None:
+def test_two_ranks_serve_and_leave_nothing(tmp_path: Path, command: Command) -> None:
     """The likeliest tokens have the log-probabilities that transformers gives them."""
     model = speaking_model(tmp_path)
     body = {"prompt": "the cat", "max_tokens": 1, "temperature": 0, "logprobs": 5}
-    with _command(model, SECONDS, "--world-size", "2", "--dtype", "float32") as started:
-        process, where, path = started
-        ranks = _children(process.pid)
-        with _ask(where, f"{path}/completions", body) as connection:
+    with command(model, SECONDS, "--world-size", "2", "--dtype", "float32") as serving:
+        ranks = _children(serving.process.pid)
+        with _ask(serving.where, f"{serving.path}/completions", body) as connection:
             answer = b""
             while b'"usage"' not in answer and (part := connection.recv(1 << 16)):
                 answer += part
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(SECONDS) == 0
+        os.kill(serving.process.pid, signal.SIGTERM)
+        assert serving.ended() == 0
         wait_until(lambda: not any(Path(f"/proc/{rank}/stat").exists() for rank in ranks))
     assert ranks, "no process follows the first"
     found = json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["logprobs"]
