@@ -247,7 +247,11 @@ def _whole(model: Any, text: Any) -> Any:
     if isinstance(output, (tuple, dict)) and not hasattr(output, "logits"):
         parts = output if isinstance(output, tuple) else [output["logits"]]
         size = model.config.vocab_size
-        output = next(item for item in parts if getattr(item, "shape", (0,))[-1:] == (size,))
+        output = next(
+            item
+            for item in parts
+            if hasattr(item, "logits") or getattr(item, "shape", (0,))[-1:] == (size,)
+        )
     logits = getattr(output, "logits", output)
     return logits.float() if logits.dim() == 3 else logits[:, None].float()
 
@@ -421,7 +425,8 @@ def _without_first_values(config: Any, how: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.modeling_utils import no_init_weights
 
-    with no_init_weights(_enable=True):
+    told = "_enable" in inspect.signature(no_init_weights).parameters  # before 4.53
+    with no_init_weights(**({"_enable": True} if told else {})):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=True, **how)
 
 
@@ -484,7 +489,18 @@ def _stand_in_for_absent(folder: Path) -> None:
     dynamic_module_utils.get_relative_imports = there
     dynamic_module_utils.check_imports = there
     imported = {name for file in folder.glob("*.py") for name in _imports(file)}
+    _leave_docstrings()
     sys.meta_path.append(_Absent({x for x in imported if importlib.util.find_spec(x) is None}))
+
+
+def _leave_docstrings() -> None:
+    """Let decorators that write docstrings take any arguments, as those of earlier years did."""
+    from transformers import utils
+
+    decorator = "add_code_sample_docstrings"
+    places = [utils, importlib.import_module("transformers.file_utils")]
+    for place in (each for each in places if hasattr(each, decorator)):
+        setattr(place, decorator, lambda *_, **__: lambda function: function)
 
 
 def _imports(file: Path) -> set[str]:

@@ -15,9 +15,9 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
 
     One that is left out (attention's weights, before what an indexer chose) has another shape than
     its follower, or other values (a router's logits, where it chooses all experts). Where their
-    kinds tell them apart, the order tells
-    nothing: transformers' versions differ in that of a router. Results inside results, as a
-    router's beside a mixture's, are such as the others. None stands for what a dict has left out.
+    kinds tell them apart, the order tells nothing: transformers' versions differ in that of a
+    router. Results inside results, as a router's beside a mixture's, or those of a dict, are such
+    as the others. None stands for what a dict has left out.
     """
     if not any(isinstance(item, tuple) for item in actual):
         expected = list(_flat(expected))
@@ -47,7 +47,8 @@ def _nones(items: Sequence[Any]) -> int:
 
 def _flat(items: Sequence[Any]) -> Iterator[Any]:
     for item in items:
-        yield from _flat(item) if isinstance(item, tuple) else (item,)
+        inside = tuple(item.values()) if isinstance(item, dict) else item
+        yield from _flat(inside) if isinstance(inside, tuple) else (inside,)
 
 
 def _distance(actual: Any, expected: Any) -> float:

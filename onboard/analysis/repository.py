@@ -11,11 +11,17 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from onboard.analysis.behaviour.position_fields import USUAL, position_field
 from onboard.analysis.repository_classes import bring_up_to_date, failed_first_values
@@ -48,6 +54,8 @@ _environment: dict[str, str] = {}
 """`file.py:12` -> the environment variable that is read there."""
 _HALF = re.compile(r"\b(BFloat16|Half)\b")
 """What an error of torch calls a dtype in half precision."""
+_USUAL_ATTENTION = "sdpa"
+"""What transformers calls the attention that a model gets whose config.json names none."""
 _CHECK = "That is a check of its own: have the config, or a copy of the code, meet it"
 _written_for: dict[str, Any] = {}
 """Classes as `auto_map` names them -> the transformers that their config.json names, if any."""
@@ -80,7 +88,8 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
         if packages.is_missing("flash_attn"):
             facts += kernel_casts.leave_out_casts(PACKAGE, name, text)
     config_class, model_class = _standing(folder, survey, config, facts)
-    facts += hide_later_tokens(_own_modules())
+    eager = config.get("attn_implementation") == "eager" or not model_class._supports_sdpa
+    facts += hide_later_tokens(_own_modules(), eager=eager)
     _watch(model_class)
     facts += _position_facts(config_class, model_class, config)
     CONFIG_MAPPING.register(model_type, config_class, exist_ok=True)
@@ -134,8 +143,10 @@ def _standing(
 ) -> tuple[Any, Any]:
     """Return the classes, which a model of this config was made with; a package that its
     constructor asks for, by name or by what an import that was tried would have bound, is stood in
-    for, and so is the attention of one.
+    for, and so is the attention of one. Each try imports the code anew; one that fails as an earlier
+    one did, with no more in place, is the last.
     """
+    tried = set[tuple[str, frozenset[str]]]()
     while True:
         classes = _classes(folder, survey, str(config["model_type"]), facts)
         try:
@@ -145,11 +156,13 @@ def _standing(
             if flash_by_name.is_refused(error) and (said := flash_by_name.allow_flash_by_name()):
                 facts += said
                 continue
+            had = (repr(error), frozenset(facts))
             wanted = packages.asked_for(error, survey.imports)
             said = [fact for name in wanted for fact in packages.stand_in(name)]
             said = said or conditional_names.bind_absent()
-            if not said and not keep_nothing():
+            if (not said or had in tried) and not keep_nothing():
                 raise _failure(survey.classes["AutoModelForCausalLM"], "fails", error) from error
+            tried.add(had)
             facts += said
 
 
@@ -182,6 +195,11 @@ def _classes(
             facts += packages.stand_in(module)
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):
         raise OnboardError(f"{survey.classes['AutoConfig']} is not a config class of transformers")
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+        raise OnboardError(
+            f"{reference} is not a model class of transformers: its base is another one",
+            hint="Have a copy of the code inherit from PreTrainedModel of transformers",
+        )
     if own_configs.is_of_transformers(config_class):
         facts.append(f"the config class is transformers' {config_class.__name__}")
         module = f"{PACKAGE}.{reference.rpartition('.')[0]}"
@@ -221,6 +239,14 @@ def _advice(reference: str, error: BaseException) -> str:
         return f"{wanted} alone: have a copy of the code work without it"
     if isinstance(error, RuntimeError) and _HALF.search(str(error)):
         return "It computes in half precision by itself: have a copy of the code keep its input's dtype"
+    if isinstance(error, PackageNotFoundError):
+        wanted = "the code asks which version of a package there is, and there is none"
+        return f"{wanted}: {packages.to_install(str(error.name))}"
+    if isinstance(error, KeyError) and error.args == (_USUAL_ATTENTION,):
+        missing = f"The code has no {_USUAL_ATTENTION} attention, which users get"
+        return (
+            f'{missing}: name one that it has in config.json, "attn_implementation": "eager", say'
+        )
     variable = _environment.get(own_place(error))
     if variable is None or variable in os.environ:
         met = f"{_CHECK}. " if is_own_check(error) else ""

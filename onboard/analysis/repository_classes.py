@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from copy import deepcopy
 from typing import Any
 
@@ -83,6 +83,7 @@ def bring_up_to_date(
         model_class._tied_weights_keys = _tied(model, made, package, found=found)
         facts.append(f"the weights that transformers 4 ties: {model_class._tied_weights_keys}")
     declared = (model_class._tied_weights_keys or {}).keys() if made.tie_word_embeddings else set()
+    facts += _wholly_saved(model_class, dict(model.named_parameters()).keys() - declared)
     if shared := _shared_by_modules(model, in_modules=True).keys() - declared:
         model_class.save_pretrained = _saving_once(model_class.save_pretrained)
         facts.append(f"modules share their weights, which are saved once: {min(shared)} and others")
@@ -373,6 +374,14 @@ def _plainly_saved(model_class: Any) -> Iterator[str]:
     if model_class.save_pretrained is not PreTrainedModel.save_pretrained:
         model_class.save_pretrained = PreTrainedModel.save_pretrained
         yield f"{model_class.__name__} saves more than tensors and config, which is left out"
+
+
+def _wholly_saved(model_class: Any, own: Set[str]) -> Iterator[str]:
+    """Have a model save its own parameters, which it may leave out as if they were tied."""
+    left_out = set(model_class._keys_to_ignore_on_save or ())
+    if kept := sorted(left_out & own):
+        model_class._keys_to_ignore_on_save = sorted(left_out.difference(kept))
+        yield f"{model_class.__name__} leaves {kept[0]} out of checkpoints, which is not tied; it is saved"
 
 
 def _saving_once(save: Any) -> Any:

@@ -1,10 +1,10 @@
-"""A copy of a model whose modules keep functions that read modules."""
+"""A copy of a model whose modules keep functions that read modules, or what Python cannot copy."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 from torch import nn
@@ -14,10 +14,11 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def copied(model: Model) -> Model:
     """Return a deep copy. Functions that modules keep (`self.mlpf = lambda x: mlp(x)`), which a deep
-    copy shares, read the modules of the copy.
+    copy shares, read the modules of the copy. What cannot be copied, and nobody changes, is shared.
     """
     functions = list(_with_modules(model))
     memo: dict[int, Any] = {id(each): _with_empty_cells(each) for each in functions}
+    memo |= {id(each): each for each in _uncopied(model)}
     made = copy.deepcopy(model, memo)
     for each in functions:
         for old, new in zip(each.__closure__ or (), memo[id(each)].__closure__, strict=True):
@@ -32,6 +33,16 @@ def _with_modules(model: nn.Module) -> Iterator[FunctionType]:
             cells = (value.__closure__ or ()) if isinstance(value, FunctionType) else ()
             if any(isinstance(_held(cell), nn.Module) for cell in cells):
                 yield value
+
+
+def _uncopied(model: nn.Module) -> Iterator[object]:
+    """Yield what modules keep that has no copy: Python's modules, a signature's parameters."""
+    for module in model.modules():
+        yield from (
+            value
+            for value in vars(module).values()
+            if isinstance(value, ModuleType | MappingProxyType)
+        )
 
 
 def _held(cell: CellType) -> Any:

@@ -206,10 +206,12 @@ def check_attention(model: nn.Module, make: Callable[[], nn.Module], length: int
     if not change <= NOT_CHANGED:
         if not any(left_out):
             return
+        as_causal = change_by_later(model, inputs) <= NOT_CHANGED
         raise NotCausalError(
-            f"{type(model).__name__} is not causal with {name} attention, which users get: a token"
-            f" changes the logits of tokens before it ({_shown(change)})",
-            hint=_EAGER,
+            f"{type(model).__name__} is not causal with {name} attention, which users get"
+            f"{'' if as_causal else ', nor with eager'}: a token changes the logits of tokens before"
+            f" it ({_shown(change)})",
+            hint=_EAGER if as_causal else "",
         )
     one = model(**inputs, use_cache=False).logits
     if not (apart := rmse_ratio(one, other)) <= SAME:

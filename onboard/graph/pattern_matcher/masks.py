@@ -50,8 +50,8 @@ def mask_form(gm: fx.GraphModule, mask: fx.Node, *, hides: bool = False) -> Mask
     of the known forms. With `hides`, its truth values are those of keys that a query does not see.
 
     A window or chunk longer than the probes is found through its literal: every integer in the
-    mask's graph is replaced by a small one in turn, and the window must follow it. A mask cut out
-    of a table is looked at in its full size.
+    mask's graph is replaced by a small one of its sign in turn, and the window must follow it. A
+    mask cut out of a table is looked at in its full size.
     """
     longest = _table_length(gm, mask)
     if longest > _LONGEST_TABLE:
@@ -71,16 +71,17 @@ def _bounded(gm: fx.GraphModule, mask: fx.Node, form: MaskForm, hides: bool) -> 
         {bound} if bound else set() for bound in (form.sliding_window, form.chunk_size)
     )
     for literal in _literals(mask):
-        swapped = evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW})
+        small_one = _SMALL_WINDOW if literal > 0 else -_SMALL_WINDOW
+        swapped = evaluate(gm, mask, _LENGTHS[0], {literal: small_one})
         small = _form(swapped, _LENGTHS[0], hides)
         if small == short:
             continue
         if small is None or small.is_causal != form.is_causal or short != MaskForm(form.is_causal):
             return None
         if small.chunk_size is not None:
-            chunks.add(literal + small.chunk_size - _SMALL_WINDOW)
+            chunks.add(abs(literal) + small.chunk_size - _SMALL_WINDOW)
         if small.sliding_window is not None:
-            windows.add(literal + small.sliding_window - _SMALL_WINDOW)
+            windows.add(abs(literal) + small.sliding_window - _SMALL_WINDOW)
     return (
         MaskForm(form.is_causal, min(windows, default=None), min(chunks, default=None))
         if len(chunks) < 2
@@ -150,13 +151,15 @@ def _allowed(mask: torch.Tensor | None, length: int) -> torch.Tensor | None:
 
 
 def _literals(mask: fx.Node) -> set[int]:
-    """Return the integers in the mask's graph that may be a window longer than the probes."""
+    """Return the integers in the mask's graph that may be a window longer than the probes: below
+    zero, too, as of `torch.tril(mask, -window)`.
+    """
     found: set[int] = set()
     for node in ancestors([mask]):
         found |= {
             value
             for value in node.args
-            if isinstance(value, int) and max(_LENGTHS) <= value < _LARGEST_LITERAL
+            if isinstance(value, int) and max(_LENGTHS) <= abs(value) < _LARGEST_LITERAL
         }
     return found
 

@@ -27,8 +27,8 @@ class Given:
     """What a class's forward gives."""
 
     place: int | str | None = None
-    """Where the logits are in a tuple or a dict; "" where nothing else is given; None: at
-    `logits` of an output of transformers.
+    """Where the logits, or an output of transformers with them, are in a tuple or a dict; "" where
+    nothing else is given; None: at `logits` of an output of transformers.
     """
     of_last: bool = False
     """They are those of the last token alone."""
@@ -128,6 +128,10 @@ def _with_logits(model: Any, output: Any) -> Any:
         found.place = _ITSELF
         return CausalLMOutput(logits=output)
     parts = dict(output if isinstance(output, Mapping) else enumerate(output))
+    outputs = [key for key, item in parts.items() if hasattr(item, "logits")]
+    if len(outputs) == 1:  # one of transformers, with something else beside it
+        [found.place] = outputs
+        return CausalLMOutput(logits=parts[outputs[0]].logits)
     places = [key for key, item in parts.items() if _may_be_logits(item)]
     size = getattr(model.config, "vocab_size", None)
     named = (

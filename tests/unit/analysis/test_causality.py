@@ -129,9 +129,12 @@ class Maskless(Peeking):
 
 def test_code_that_looks_ahead_without_the_mask_that_it_may_leave_out_is_refused() -> None:
     asked = AttentionMaskConverter._ignore_causal_mask_sdpa
-    with pytest.raises(NotCausalError, match="not causal with .* attention, which users get"):
+    with pytest.raises(NotCausalError, match=r"not causal with .* users get: .*\"eager\""):
         check_attention(Peeking(30, 3), lambda: Maskless(3, 30))
     check_attention(Peeking(30, 3), lambda: Maskless(30, 3))
+    with pytest.raises(NotCausalError, match="users get, nor with eager:") as of_neither:
+        check_attention(Peeking(3, 30), lambda: Maskless(3, 30))  # in a text as long as this alone
+    assert "attn_implementation" not in str(of_neither.value)
     assert AttentionMaskConverter._ignore_causal_mask_sdpa is asked
 
 

@@ -77,6 +77,49 @@ def test_a_field_that_one_constructor_alone_reads_may_be_changed_there(
     assert torch.equal(ours(x), theirs(x))
 
 
+FOR_METHODS = """
+class Inner(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layer = nn.Linear(config.size, config.size)
+        self.config = config
+        if config.norms is None and config.wide:
+            config.norms = 2
+        if config.norms == 2:
+            self.norm = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        if self.config.wide and self.config.norms == 2:
+            x = self.norm(x)
+        return self.layer(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = nn.Linear(config.size, config.size)
+        self.parts = nn.ModuleList([Inner(config) for _ in range(2)])
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.parts[0](x) + self.parts[1](x)
+"""
+
+
+@pytest.mark.parametrize("given", [(True, None), (False, None), (False, 2), (True, 1)])
+def test_one_that_a_constructor_fills_in_is_what_the_methods_of_its_class_find(
+    translate: Translate, given: tuple[bool, int | None]
+) -> None:
+    sizes = dict(zip(("wide", "norms"), given, strict=True)) | {"size": 4}
+    state, _, _ = translate(FOR_METHODS, sizes, specialised=True)
+    inner = [each for cls, each in state.translator.states.items() if cls.__name__ == "Inner"]
+    ours = _made("\n\n\n".join(map(_written, [*inner, state])), sizes)
+    theirs = _made(FOR_METHODS, sizes)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 4)
+    assert torch.equal(ours(x), theirs(x))
+
+
 def test_one_that_others_read_may_not(translate: Translate) -> None:
     text = CHANGED.replace("return self.layer(x)", "return self.layer(x) * x.shape[-1]")
     text = text.replace("x = self.norm(x)", "x = self.norm(x) * self.config.wide")

@@ -55,3 +55,38 @@ def test_is_generated(found: dict[str, Any], name: str) -> None:
 def test_a_layer_whose_result_a_tuple_has_is_called_once(found: dict[str, Any]) -> None:
     assert found["odd_tuple"]["text"].count("= layer(") == 1
     assert "losses" not in found["odd_tuple"]["text"]
+
+
+_KEEPING = """
+mid = x + self.attn(self.norm1(x), position_ids)
+x = mid + self.mlp(self.norm2(mid))
+return x, {"mid": mid, "end": x}
+"""
+_GATHERED = """
+x = self.embed(input_ids)
+kept = []
+for layer in self.layers:
+    x, own = layer(x, position_ids)
+    kept.append(own)
+kept = {key: torch.stack([own[key] for own in kept]) for key in kept[0]}
+x = self.norm(x)
+kept["last"] = x
+return x, kept
+"""
+_GIVEN = "return CausalLMOutputWithPast(logits=self.lm_head(self.model(input_ids, position_ids)))"
+_BESIDE = """x, kept = self.model(input_ids, position_ids)
+        return CausalLMOutputWithPast(logits=self.lm_head(x)), kept"""
+
+
+def test_what_layers_keep_may_be_given_beside_an_output_of_transformers(tmp_path: Path) -> None:
+    folder = save_odd(tmp_path / "odd_kept", block=_KEEPING, model=_GATHERED)
+    file = folder / "modeling_odd.py"
+    file.write_text(file.read_text().replace(_GIVEN, _BESIDE))
+    found = run_apart(GENERATE, [folder])["odd_kept"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
+    assert found["recorded"] == []
+    said = (
+        "OddForCausalLM.forward gives its logits as a tuple or dict, [0]; they are taken from there"
+    )
+    assert said in found["facts"]

@@ -45,6 +45,7 @@ FORMS: dict[str, tuple[Callable[[Any, torch.Tensor], Any], object]] = {
     "a loss first": (lambda head, x: (x.sum(), head(x)), 1),
     "hidden states first": (lambda head, x: (x, head(x)), 1),
     "a dict": (lambda head, x: {"loss": None, "logits": head(x), "hidden": x}, "logits"),
+    "an output first": (lambda head, x: (CausalLMOutput(logits=head(x)), {"hidden": x}), 0),
     "an output": (lambda head, x: CausalLMOutput(logits=head(x)), None),
 }
 LAST: dict[str, Callable[[Any, torch.Tensor], Any]] = {

@@ -5,10 +5,11 @@ from transformers may hand it no other.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -21,22 +22,38 @@ _CHANGED: set[str] = set()
 """Modules whose attention does by now."""
 
 
-def hide_later_tokens(code: Iterable[ModuleType]) -> list[str]:
+def hide_later_tokens(code: Collection[ModuleType], *, eager: bool = False) -> list[str]:
     """Have the eager attention of models hide later tokens where its mask does not, of those whose
-    attention, or what it lies in, a repository's modules have; return what was changed.
+    attention, or what it lies in, a repository's modules have, and of modules that hand attention no
+    mask at all: PyTorch's, which users get unless the config asks for `eager`, hides them then.
+    Return what was changed.
     """
     taken = {each for module in code for each in vars(module).values() if _attends(each)}
+    own = {module.__name__ for module in code if not eager and _hands_none(module)}
     facts = []
-    for name in sorted({each.__module__ for each in taken} - _CHANGED):
+    for name in sorted(({each.__module__ for each in taken} | own) - _CHANGED):
         module = sys.modules[name]
         if hasattr(module, _FUNCTION):
             _CHANGED.add(name)
             setattr(module, _FUNCTION, _causal(getattr(module, _FUNCTION)))
             for cls, method in _methods_like_it(module):
                 setattr(cls, method, _causal(vars(cls)[method]))
-            short = name.removeprefix(_MODELS)
+            short = name.rpartition(".")[2] if name in own else name.removeprefix(_MODELS)
             facts.append(f"eager attention of {short} hides later tokens where no mask does")
     return facts
+
+
+def _hands_none(module: ModuleType) -> bool:
+    """Whether a module's layers call attention, `attend(self, query, key, value, None, ...)`, with no
+    mask.
+    """
+    if not hasattr(module, _FUNCTION):
+        return False
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        match node:
+            case ast.Call(args=[ast.Name(id="self"), _, _, _, ast.Constant(value=None), *_]):
+                return True
+    return False
 
 
 def _methods_like_it(module: ModuleType) -> Iterator[tuple[type, str]]:
@@ -92,12 +109,11 @@ def _causal(function: Any) -> Any:
 
 
 def _triangle(query: torch.Tensor, keys: int) -> torch.Tensor:
-    """Return what is added to the scores of queries [..., queries, size], [queries, keys]; of float64
+    """Return what is added to the scores of queries [..., queries, size], [1, 1, queries, keys]; of float64
     as float32, which scores may be in whatever the queries are.
     """
     rows, dtype = query.shape[-2], query.dtype
     dtype = torch.float32 if dtype == torch.float64 else dtype
     seen = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
-    return torch.zeros(rows, keys, dtype=dtype, device=query.device).masked_fill(
-        ~seen, torch.finfo(dtype).min
-    )
+    shown = torch.zeros(1, 1, rows, keys, dtype=dtype, device=query.device)
+    return shown.masked_fill(~seen, torch.finfo(dtype).min)

@@ -48,6 +48,17 @@ def _chunks(size: int) -> Callable[[Tensor, Tensor], Tensor]:
     return formula
 
 
+def _cut_off(window: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """As transformers' Gemma 2 made the windows of its layers, from their common mask."""
+
+    def formula(_: Tensor, positions: Tensor) -> Tensor:
+        mask = _additive(_distance(positions) >= 0)
+        gone = torch.tril(torch.ones_like(mask, dtype=torch.bool), diagonal=-window)
+        return torch.where(gone, torch.finfo(torch.float32).min, mask)
+
+    return formula
+
+
 def _chunks_of_row(input_ids: Tensor, _: Tensor) -> Tensor:
     chunks = torch.arange(input_ids.shape[1]) // 8192
     return chunks.unsqueeze(1) == chunks
@@ -72,6 +83,8 @@ FORMS: list[tuple[str, Callable[[Tensor, Tensor], Tensor], MaskForm | None]] = [
         lambda _, p: (_distance(p) >= 0) & (_distance(p) <= 4096),
         MaskForm(True, 4097),
     ),
+    ("window cut off by a diagonal", _cut_off(4096), MaskForm(True, 4096)),
+    ("short window cut off by a diagonal", _cut_off(7), MaskForm(True, 7)),
     ("two windows", lambda i, p: _band(4096)(i, p) & _band(512)(i, p), MaskForm(True, 512)),
     ("short chunks", _chunks(7), MaskForm(True, None, 7)),
     ("chunks between the probes", _chunks(30), MaskForm(True, None, 30)),

@@ -124,6 +124,8 @@ def _summed(value: Value, frame: Frame) -> Value:
 
 
 def _of_logits(logits: Value) -> Output:
+    if isinstance(logits, Output):  # one of transformers, in a tuple with something else
+        logits = logits.fields.get("logits", logits)
     if isinstance(logits, Unread):
         logits.code()  # which raises what is in the way
     return Output({"logits": logits})

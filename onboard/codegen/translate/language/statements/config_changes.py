@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from onboard.analysis.source import find_method, sources_of
+from onboard.analysis.source import find_method, module_source, sources_of
 from onboard.codegen.translate.language.expressions import objects
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
@@ -67,7 +67,8 @@ def change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> No
     if value.is_static and _is_read_here_alone(attr, frame):
         frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
         return
-    if not isinstance(value, Known) or not (own and not made or _is_new(attr, frame)):
+    for_all = own and not made or _is_new(attr, frame) or _is_of_one_class(attr, frame)
+    if not isinstance(value, Known) or not for_all:
         raise Untranslatable(f"an assignment to config.{attr} once modules are made of the config")
     if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):
         raise Untranslatable(f"config.{attr}, which is changed twice")
@@ -90,13 +91,38 @@ def _is_read_here_alone(attr: str, frame: Frame) -> bool:
     """Whether nothing of the model's files reads a field of a config but the constructor that changes
     it: each of its modules then finds the same, whoever came first.
     """
+    found = _constructor(frame)
+    return found is not None and not _is_read_outside(found[1], attr, frame)
+
+
+def _is_of_one_class(attr: str, frame: Frame) -> bool:
+    """Whether nothing of the model's files reads a field of a config but the class whose constructor
+    changes it, whatever is not of the config: its methods run when that is done.
+    """
+    found = None if frame.branches or frame.loops else _constructor(frame)
+    node = (
+        None
+        if found is None
+        else module_source(found[0].__module__).classes.get(found[0].__qualname__)
+    )
+    return node is not None and not _is_read_outside(node, attr, frame)
+
+
+def _constructor(frame: Frame) -> tuple[type, ast.FunctionDef] | None:
+    """Return the class and the definition of the constructor of a repository's code that a frame
+    runs; None where it runs none.
+    """
     if not frame.translator.specialised or frame.owner is None or frame.kind != "init":
-        return False
-    found = find_method(frame.owner, "__init__")
-    inside = set(ast.walk(found[1])) if found is not None else set()
+        return None
+    return find_method(frame.owner, "__init__")
+
+
+def _is_read_outside(inside: ast.AST, attr: str, frame: Frame) -> bool:
+    """Whether code of the model's files beyond a definition of these reads a field of a config."""
+    nodes = set(ast.walk(inside))
     files = sources_of(frame.translator.model)
-    return bool(inside) and all(
-        node in inside or not _reads(node, attr) for file in files for node in ast.walk(file.tree)
+    return any(
+        _reads(node, attr) for file in files for node in ast.walk(file.tree) if node not in nodes
     )
 
 

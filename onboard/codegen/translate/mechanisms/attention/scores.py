@@ -37,6 +37,7 @@ from onboard.codegen.translate.language.values import (
 from onboard.codegen.translate.mechanisms import numbers
 from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
 from onboard.codegen.translate.mechanisms.attention.causal import Seen, Windowed
+from onboard.codegen.translate.mechanisms.tables import Table
 
 SOFTMAXES = (nn.functional.softmax, torch.softmax)
 _SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}
@@ -172,6 +173,8 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
         bias = right.code() if left.bias is None else ast.BinOp(left.bias, ast.Add(), right.code())
         return replace(left, expr=plain, bias=bias)
     if isinstance(operator, ast.Mult | ast.Div):
+        if isinstance(right, Table) and not right.shape:
+            return _weighed(left, operator, right.code(), expr)
         factor = numbers.plain(right)
         if factor.is_static or numbers.is_factor(factor):
             return scaled(left, operator, factor.code(), expr)
@@ -241,6 +244,16 @@ def scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.e
     else:
         scale = _times(scale, operator, factor)
     return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, **changed)
+
+
+def _weighed(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
+    """Return scores times or divided by a buffer without dimensions: the queries are, and all that was
+    added. A mask stays what it is, for no causal model has a number there that lifts it.
+    """
+    assert scores.query is not None
+    query = replace(scores.query, expr=ast.BinOp(scores.query.expr, operator, factor))
+    whole = scaled(scores, operator, factor, expr)
+    return replace(whole, query=query, scale=scores.scale)
 
 
 def _times(part: ast.expr | None, operator: ast.operator, factor: ast.expr) -> ast.expr | None:
