@@ -52,43 +52,61 @@ OTHER_BUILTINS = {"input", "hash", "id", "type", "filter", "map", "ascii", "bin"
 DECORATORS = {"staticmethod", "classmethod", "property"}
 
 _FUNCTIONS = """
-    abs acos add addcmul addmm all amax amin any arange argmax argmin argsort as_tensor asinh atan2
-    atanh baddbmm bernoulli bincount bitwise_and bitwise_not bitwise_or bitwise_xor bmm
-    broadcast_to bucketize cat ceil chunk clamp clamp_max clamp_min clip clone complex concat
-    concatenate conj cos cosh cross cummax cummin cumprod cumsum detach diff div dropout einsum
-    empty empty_like eq equal erf exp expm1 eye flatten flip floor floor_divide fmod full
-    full_like gather ge get_default_dtype greater gt hstack index_select isfinite isin isinf
-    isnan le lerp linalg.norm linalg.vector_norm linspace log log10 log1p log2 log_softmax
-    logical_and logical_not logical_or logsumexp lt masked_fill matmul max maximum mean meshgrid
-    min minimum mm movedim mul multiply nan_to_num ne neg nonzero norm normal numel ones
-    ones_like outer polar pow prod rand rand_like randperm randn randn_like reciprocal relu remainder
-    repeat_interleave reshape roll round rsqrt scatter searchsorted sigmoid sign sin sinc sinh
-    softmax sort split split_with_sizes sqrt square squeeze stack std sub sum take_along_dim tan
-    tanh tensor tensor_split tile topk transpose tril triu unbind unsqueeze var view_as_complex
-    view_as_real vstack where xlogy zeros zeros_like
+    abs absolute acos add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin aminmax any arange
+    arctan2 argmax argmin argsort argwhere as_tensor asin asinh atan2 atanh baddbmm bernoulli bincount
+    bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bmm
+    broadcast_to bucketize can_cast cartesian_prod cat cdist ceil celu cholesky chunk clamp clamp_max
+    clamp_min clip clone column_stack combinations complex concat concatenate conj conj_physical copysign
+    corrcoef cos cosh cosine_similarity count_nonzero cov cross cummax cummin cumprod cumsum
+    cumulative_trapezoid deg2rad det detach diag diag_embed diagflat diagonal diff dist div divide dot dropout
+    dsplit dstack einsum empty empty_like eq equal erf erfc erfinv exp exp2 expm1 eye flatten flip float_power
+    floor floor_divide fmax fmin fmod frac frexp full full_like gather gcd ge ger get_default_dtype greater
+    greater_equal group_norm gt hardshrink heaviside histc hsplit hstack hypot i0 index_add index_copy
+    index_fill index_select inner inverse is_complex is_floating_point is_tensor isclose isfinite isin isinf
+    isnan isneginf isposinf isreal kron kthvalue layer_norm ldexp le lerp less less_equal lgamma linalg.norm
+    linalg.vector_norm linspace log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logdet
+    logical_and logical_not logical_or logical_xor logspace logsumexp lt masked_fill masked_scatter
+    masked_select matmul matrix_exp matrix_power max maximum mean median meshgrid min minimum mm mode moveaxis
+    movedim msort mul multinomial multiply mv mvlgamma nan_to_num nan_to_num_ nanmean nanmedian nanquantile
+    nansum narrow ne neg negative nextafter nonzero norm normal not_equal numel ones ones_like outer
+    pairwise_distance polar positive pow prelu prod quantile rad2deg rand rand_like randn randn_like randperm
+    ravel reciprocal relu relu_ remainder repeat_interleave reshape result_type rms_norm roll rot90 round
+    row_stack rrelu rsqrt scatter scatter_add scatter_reduce searchsorted select selu sgn sigmoid sign signbit
+    sin sinc sinh softmax sort split split_with_sizes sqrt square squeeze stack std sub subtract sum swapaxes
+    swapdims t take take_along_dim tan tanh tensor tensor_split tensordot tile topk trace transpose trapezoid
+    tril tril_indices triu triu_indices true_divide trunc unbind unflatten unique unique_consecutive unsqueeze
+    vander var vdot view_as_complex view_as_real vsplit vstack where xlogy zeros zeros_like
 """
 _TYPES = """
-    bfloat16 bool complex128 complex64 device dtype finfo float float16 float32 float64 half
-    iinfo inf int int16 int32 int64 int8 long pi promote_types Size sym_float sym_int sym_max
-    sym_min Tensor uint8
+    bfloat16 bool complex128 complex64 device dtype finfo float float16 float32 float64 float8_e4m3fn
+    float8_e5m2 half iinfo inf int int16 int32 int64 int8 long pi promote_types Size sym_float sym_int sym_max
+    sym_min Tensor uint16 uint32 uint64 uint8
 """
 _NN = """
-    AdaptiveLogSoftmaxWithLoss AvgPool1d AvgPool2d BatchNorm1d Buffer Conv1d Conv2d Dropout ELU Embedding Flatten GELU
-    GLU GroupNorm Hardsigmoid Hardswish Identity init.constant_ init.kaiming_uniform_
-    init.normal_ init.ones_ init.trunc_normal_ init.uniform_ init.xavier_uniform_ init.zeros_
-    LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax MaxPool1d MaxPool2d Mish Module ModuleDict ModuleList
-    MultiheadAttention Parameter ParameterDict ParameterList PReLU ReLU ReLU6 RMSNorm SELU Sequential Sigmoid SiLU
-    Softmax Softplus Softsign Tanh Threshold TransformerEncoder TransformerEncoderLayer Unflatten Unfold
-    ZeroPad2d
+    AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AlphaDropout AvgPool1d
+    AvgPool2d BatchNorm1d Bilinear Buffer CELU ConstantPad1d Conv1d Conv2d Conv3d ConvTranspose1d
+    ConvTranspose2d CosineSimilarity Dropout Dropout1d Dropout2d ELU Embedding Flatten GELU GLU GroupNorm
+    Hardshrink Hardsigmoid Hardswish Hardtanh Identity init.constant_ init.kaiming_uniform_ init.normal_
+    init.ones_ init.trunc_normal_ init.uniform_ init.xavier_uniform_ init.zeros_ InstanceNorm1d InstanceNorm2d
+    LayerNorm LeakyReLU Linear LocalResponseNorm LogSigmoid LogSoftmax MaxPool1d MaxPool2d Mish Module
+    ModuleDict ModuleList MultiheadAttention Parameter ParameterDict ParameterList PixelShuffle PReLU
+    ReflectionPad1d ReLU ReLU6 ReplicationPad1d RMSNorm RReLU SELU Sequential Sigmoid SiLU Softmax Softmin
+    Softplus Softshrink Softsign Tanh Tanhshrink Threshold TransformerEncoder TransformerEncoderLayer
+    Unflatten Unfold ZeroPad1d ZeroPad2d
 """
 _FUNCTIONAL = """
-    avg_pool1d avg_pool2d conv1d conv2d cosine_similarity dropout elu embedding fold gelu glu group_norm
-    hardsigmoid hardswish layer_norm leaky_relu linear log_softmax logsigmoid max_pool1d max_pool2d mish
-    normalize one_hot pad prelu relu relu6 rms_norm scaled_dot_product_attention selu sigmoid
-    silu softmax softplus softsign tanh threshold unfold
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d alpha_dropout avg_pool1d avg_pool2d batch_norm
+    bilinear celu conv1d conv2d conv3d conv_transpose1d conv_transpose2d cosine_similarity dropout dropout1d
+    dropout2d elu embedding fold gelu glu group_norm hardshrink hardsigmoid hardswish hardtanh instance_norm
+    interpolate layer_norm leaky_relu linear log_softmax logsigmoid max_pool1d max_pool2d mish normalize
+    one_hot pad pairwise_distance pixel_shuffle prelu relu relu6 rms_norm rrelu scaled_dot_product_attention
+    selu sigmoid silu softmax softmin softplus softshrink softsign tanh tanhshrink threshold unfold
 """
 FROM_IMPORTS["torch.nn"] = re.compile("|".join(name for name in _NN.split() if "." not in name))
-_MATH = "ceil cos e exp floor gcd inf isfinite log log10 log1p log2 nan pi pow prod sin sqrt tanh"
+_MATH = """
+    acos asin atan atan2 ceil cos cosh degrees e erf exp fabs floor fmod fsum gcd hypot inf isclose isfinite
+    isinf isnan isqrt log log10 log1p log2 nan pi pow prod radians sin sinh sqrt tanh tau trunc
+"""
 DOTTED = (
     {f"torch.{name}" for name in (_FUNCTIONS + _TYPES).split()}
     | {f"torch.nn.{name}" for name in _NN.split()}
@@ -102,30 +120,41 @@ CANONICAL_OP = re.compile(
 )
 
 _ATTRIBUTES = """
-    abs abs_ acos add add_ add_module addcmul all amax amin any append architectures argmax argmin argsort asinh
-    atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bmm bool
-    broadcast_to byte ceil chunk chunk_size_feed_forward clamp clamp_ clamp_max clamp_min clip
-    clone complex conj contiguous copy_ cos cosh count cross cummax cummin cumprod cumsum data
-    detach device diff dim div div_ dot double dtype einsum endswith eps eq equal erf exp exp_ expand
-    expand_as expm1 extend fill_ flatten flip float floor floor_divide fmod forward fromkeys
-    gather ge get get_submodule get_text_config greater gt H half imag index index_add
-    index_add_ index_copy index_copy_ index_fill index_put index_select indices inner insert int
-    is_causal is_complex is_decoder is_floating_point is_integer isdigit isfinite isinf isnan item items keys kron
-    le lerp log log10 log1p log2 log_softmax logical_and logical_not logical_or logit logsumexp
-    long lower lt masked_fill masked_fill_ masked_scatter masked_scatter_ masked_select matmul max
-    maximum mean median min minimum mm mode model_type movedim mT mul mul_ multiply mv
-    named_children named_modules nan_to_num narrow ndim ne neg new_empty new_full new_ones new_tensor
-    new_zeros nonzero norm normal_ num_labels numel ones outer output_attentions output_hidden_states
-    parameters per_layer_config permute pop pow problem_type
-    prod real reciprocal register_buffer register_parameter relu remainder removeprefix renorm repeat
-    repeat_interleave reshape reshape_as return_dict reverse roll rope_scaling round rsqrt
-    scatter scatter_ scatter_add scatter_add_ scatter_reduce select setdefault shape short sigmoid
-    sign sin sinc sinh size slice_scatter softmax sort split split_with_sizes sqrt square squeeze
-    start std step stop stride sub sub_ subtract sum swapaxes swapdims T t take take_along_dim tan
-    tanh tensor_split tie_word_embeddings tile to tolist topk torch_dtype trace train training transpose
-    tril triu trunc type type_as unbind unflatten unfold uniform_ unsqueeze values var view
-    view_as where xlogy zero_
-    casefold find isalpha isnumeric lstrip partition removesuffix rpartition rstrip startswith strip upper
+    abs abs_ absolute acos add add_ add_module addbmm addcdiv addcdiv_ addcmul addcmul_ addmm_ addmv addr all
+    allclose amax amin aminmax any append architectures arctan2 argmax argmin args argsort argwhere asin asinh
+    atanh baddbmm baddbmm_ bernoulli bernoulli_ bfloat16 bits bitwise_and bitwise_left_shift bitwise_not
+    bitwise_or bitwise_right_shift bitwise_xor bmm bool broadcast_to byte casefold ceil ceil_ center cholesky
+    chunk chunk_size_feed_forward clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clip clip_ clone
+    complex conj conj_physical contiguous copy copy_ copysign corrcoef cos cos_ cosh count count_nonzero cov
+    cross cummax cummin cumprod cumprod_ cumsum cumsum_ data decode deg2rad det detach device diag diag_embed
+    diagflat diagonal diff dim dist div div_ divide divide_ dot double dsplit dtype einsum encode endswith eps
+    eq eq_ equal erf erf_ erfc erfinv exp exp2 exp2_ exp_ expand expand_as expm1 expm1_ extend fill_
+    fill_diagonal_ find flatten flip float float_power floor floor_ floor_divide fmax fmin fmod fmod_ forward
+    frac frac_ frexp fromkeys gather gcd ge ge_ ger get get_submodule get_text_config greater greater_equal gt
+    gt_ H half hardshrink heaviside histc hsplit hypot i0 imag index index_add index_add_ index_copy
+    index_copy_ index_fill index_fill_ index_put index_select indices inner insert int inverse is_causal
+    is_complex is_contiguous is_decoder is_floating_point is_integer isalpha isclose isdigit isfinite isinf
+    isnan isneginf isnumeric isposinf isreal item items keys kron kthvalue layout ldexp ldexp_ le le_ lerp
+    lerp_ less less_equal lgamma log log10 log1p log1p_ log2 log2_ log_ log_normal_ log_softmax logaddexp
+    logaddexp2 logcumsumexp logdet logical_and logical_and_ logical_not logical_not_ logical_or logical_or_
+    logical_xor logit logsumexp long lower lstrip lt lt_ masked_fill masked_fill_ masked_scatter
+    masked_scatter_ masked_select matmul matrix_exp matrix_power max maximum mean median min minimum mm mode
+    model_type moveaxis movedim msort mT mul mul_ multinomial multiply multiply_ mv mvlgamma name
+    named_children named_modules nan_to_num nan_to_num_ nanmean nanmedian nanquantile nansum narrow ndim
+    ndimension ne ne_ neg neg_ negative nelement new_empty new_full new_ones new_tensor new_zeros nextafter
+    nonzero norm normal_ not_equal num_labels numel ones outer output_attentions output_hidden_states
+    parameters partition per_layer_config permute pop positive pow pow_ prelu problem_type prod quantile
+    rad2deg random_ ravel real reciprocal reciprocal_ register_buffer register_parameter relu relu_ remainder
+    remainder_ removeprefix removesuffix renorm repeat repeat_interleave reshape reshape_as resolution
+    return_dict reverse roll rope_scaling rot90 round round_ rpartition rsqrt rsqrt_ rstrip scatter scatter_
+    scatter_add scatter_add_ scatter_reduce select setdefault sgn shape short sigmoid sigmoid_ sign sign_
+    signbit sin sin_ sinc sinh size slice_scatter softmax sort split split_with_sizes sqrt sqrt_ square
+    square_ squeeze squeeze_ start startswith std step stop stride strip sub sub_ subtract subtract_ sum
+    swapaxes swapaxes_ swapdims T t t_ tags take take_along_dim tan tanh tanh_ tensor_split
+    tie_word_embeddings tile title to tolist topk torch_dtype trace train training transpose transpose_ tril
+    tril_ triu triu_ true_divide true_divide_ trunc trunc_ type type_as unbind unflatten unfold uniform_
+    unique unique_consecutive unsafe_chunk unsafe_split unsqueeze unsqueeze_ upper values var vdot view
+    view_as vsplit where xlogy zero_
 """
 ATTRIBUTES = set(_ATTRIBUTES.split())
 """What may be had of tensors, modules, configs, lists, dictionaries, texts and numbers where these

@@ -164,11 +164,26 @@ def _copied(output: Any) -> Any:
 
 def keeps_fields(item: object) -> bool:
     """Whether something is an object of no class of PyTorch's or transformers', nor a tuple, a list or
-    a dict.
+    a dict; one that is among what it keeps has no end.
     """
+    return _is_own(item) and not _has_itself(item)
+
+
+def _is_own(item: object) -> bool:
     others = isinstance(item, torch.Tensor | nn.Module | tuple | list | dict | type)
     own = type(item).__module__.split(".")[0] not in _OTHERS
     return own and not others and hasattr(item, "__dict__")
+
+
+def _has_itself(item: Any, within: tuple[object, ...] = ()) -> bool:
+    """Whether something, or what it keeps, is among what that keeps."""
+    if any(item is each for each in within):
+        return True
+    held = vars(item) if _is_own(item) else item
+    parts = (
+        held.values() if isinstance(held, dict) else held if isinstance(held, tuple | list) else ()
+    )
+    return any(_has_itself(part, (*within, item)) for part in parts)
 
 
 def fields_in(item: object) -> Iterator[Any]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,22 @@ class _OwnOutput(BaseModelOutput):
     def __init__(self, beside: torch.Tensor | None = None, **fields: torch.Tensor) -> None:
         super().__init__(**fields)
         self.beside = beside
+
+
+class _State:
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+def test_an_object_is_a_tuple_of_what_it_keeps_unless_it_keeps_itself() -> None:
+    first, second = torch.randn(2), torch.randn(3)
+    given = _State(first=first, inner=_State(second=second, name="x"), count=3)
+    [one, two, count] = _copied((given, 1))[0]
+    assert count == 3
+    for mine, other in ((one, first), (two, second)):
+        assert torch.equal(mine, other)
+    given.inner.owners = [given]
+    assert _copied((given, 1))[0] is given
 
 
 def test_an_output_class_with_a_constructor_of_its_own_is_copied() -> None:
