@@ -98,6 +98,7 @@ def test_forms_compile_and_keep_to_registers(
 
 ATTENTION = [
     {"DIM": 128, "VALUE_DIM": 128, "GROUP": 4, "CLUSTER": 8, "WARPS": 8, "SIZE": 128, "TURNS": 1, "STEP": 1},
+    {"DIM": 128, "VALUE_DIM": 128, "GROUP": 8, "CLUSTER": 4, "SIZE": 128, "TURNS": 1, "STEP": 1, "HAS_NORMS": 1},
     {"DIM": 64, "VALUE_DIM": 64, "GROUP": 8, "WINDOW": 128, "HAS_SINKS": 1, "SINK_TYPE": 2},
     {"DIM": 96, "VALUE_DIM": 80, "GROUP": 16, "CHUNK": 512, "HAS_CAP": 1, "SIZE": 32, "TURNS": 3, "STEP": 2},
 ]  # fmt: skip
@@ -108,7 +109,8 @@ def test_attention_compiles_and_keeps_to_registers(
     given: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
-    zeros = dict.fromkeys(("WINDOW", "CHUNK", "HAS_SINKS", "HAS_CAP", "SIZE", "STEP", "TURNS"), 0)
+    flags = ("HAS_SINKS", "HAS_CAP", "HAS_NORMS")
+    zeros = dict.fromkeys(("WINDOW", "CHUNK", *flags, "SIZE", "STEP", "TURNS"), 0)
     types = dict.fromkeys(("TABLE_TYPE", "SINK_TYPE"), 0)
     division = {"PAGE": 32, "WARPS": 4, "CLUSTER": 1, "RESIDENT": 1}
     macros = {**zeros, **types, **division, **given}

@@ -30,7 +30,7 @@ from onboard.errors import OnboardError
 from onboard.registry import config_path
 from onboard.runtime.llm import LLM
 from onboard.untrusted.bounds import RUN_SECONDS
-from onboard.verify import hf_logits
+from onboard.verify import comparison, hf_logits
 from onboard.verify.comparison import Observed, Passage
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases import run as run_phase
@@ -269,9 +269,11 @@ def test_what_transformers_rounds_itself_is_compared_with_its_float64(
     print(f"seed {seed}")
     _edit_weights(random_checkpoint, _cancel)
     monkeypatch.setattr(hf_logits, "fits", lambda *_: whole)
+    # Some processors round steps of one token and of many alike, but for a tenth of their error
+    monkeypatch.setattr(comparison, "SAME", 1e-6)
     result = _run(random_checkpoint, root)
     decoded = result["comparison"]["checks"][1]
-    assert (result["status"], decoded["error"] > 1e-5) == ("success", True), (
+    assert (result["status"], decoded["error"] > 1e-6) == ("success", True), (
         result["error"],
         result["comparison"]["notes"],
     )
