@@ -45,6 +45,16 @@ def test_it_is_what_the_attention_does_that_users_get(tmp_path: Path) -> None:
     assert "eager attention of modeling_odd hides later tokens where no mask does" in found["facts"]
 
 
+def test_a_module_that_is_not_there_has_no_text_to_look_at(tmp_path: Path) -> None:
+    folder = _saved(tmp_path / "no_mask")
+    file = folder / "modeling_odd.py"
+    later = "def later():\n    from .linear_attention import linear\n"
+    file.write_text(file.read_text().replace(HEAD, later + HEAD))
+    found = run_apart(GENERATE, [folder])["no_mask"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
+
+
 @pytest.mark.parametrize("eager", ["by the config", "by the class"])
 def test_eager_attention_that_is_asked_for_looks_ahead(eager: str, tmp_path: Path) -> None:
     folder = _saved(tmp_path / "no_mask")
