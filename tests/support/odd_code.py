@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,11 @@ def run_apart(program: str, folders: list[Path]) -> dict[str, Any]:
     assert "FOUND" in printed, printed[-3000:]
     found: dict[str, Any] = json.loads(printed.rpartition("FOUND")[2])
     return found
+
+
+def assert_translated(made: Mapping[str, object]) -> None:
+    """What `GENERATE` made is proven, and no class was recorded instead of being read."""
+    assert "error" not in made, made
+    assert made["recorded"] == []
+    assert isinstance(made["worst"], float)
+    assert made["worst"] < 1e-5

@@ -19,7 +19,7 @@ from onboard.ops.few_tokens.cuda_few_tokens import (
     batch_of,
     product,
     product_of_blocks,
-    run_of,
+    runs_of,
     suits_routing,
     suits_weight,
     turns,
@@ -104,7 +104,7 @@ def _summed(down: Words, inputs: int, pairs: int, many: int) -> Tiles:
     rows = down.values.shape[1]
     if turns(rows, low, many) >= turns(rows, high, many):
         return high
-    runs = -(-inputs // (run_of(down.levels) * warps))
+    runs = runs_of(down, inputs, warps)
     ends = batch == 4 and -(-runs // 6) * 6 <= -(-runs // 4) * 4
     return replace(low, batch=6) if ends else low
 

@@ -159,12 +159,19 @@ def suits_routing(routing: Tensor) -> bool:
     return routing.dtype in _ROUTING
 
 
+def runs_of(words: Words, inputs: int, parts: int) -> int:
+    """Return how many runs a warp has, which has one of so many parts of the inputs."""
+    return -(-inputs // (run_of(words.levels) * parts))
+
+
 def batch_of(words: Words, inputs: int, parts: int) -> int:
-    """Return how many runs of a warp, which has one of so many parts of the inputs, are on their way: of
-    small groups all scales are in registers, too.
-    """
-    run = run_of(words.levels)
-    return min(2 if words.group < run else 4, -(-inputs // (run * parts)))
+    """Return how many of a warp's runs are on their way."""
+    return min(_most_ahead(words), runs_of(words, inputs, parts))
+
+
+def _most_ahead(words: Words) -> int:
+    """Return how many runs may be: of small groups all scales are in registers, too."""
+    return 2 if words.group < run_of(words.levels) else 4
 
 
 def tiles_for(tokens: int, rows: int, inputs: int, words: Words, many: int) -> Tiles:
@@ -173,9 +180,8 @@ def tiles_for(tokens: int, rows: int, inputs: int, words: Words, many: int) -> T
     """
     if tokens == 1:
         return _for_one_token(rows, inputs, words, many)
-    low, high = Tiles(8, 2, resident=1), Tiles(4, 4, resident=1)
-    if words.group < run_of(words.levels):  # all scales of a run are in registers
-        low, high = replace(low, batch=2), replace(high, batch=2)
+    batch = _most_ahead(words)
+    low, high = Tiles(8, 2, batch=batch, resident=1), Tiles(4, 4, batch=batch, resident=1)
     cluster = 1 if inputs <= _MOST_INPUTS else 2 if inputs <= 2 * _MOST_INPUTS else 4
     if cluster > 1 or turns(rows, high, many) <= turns(rows, low, many):
         return replace(high, cluster=cluster)

@@ -39,18 +39,7 @@ def test_an_item_of_a_list_may_be_changed(translate: Translate, size: int) -> No
     assert torch.equal(ours(x), theirs(x))
 
 
-CHANGED = """
-class Inner(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        if config.wide is None:
-            wide = int(8 * config.size / 3)
-            config.wide = 2 * ((wide + 1) // 2)
-        self.layer = nn.Linear(config.size, config.wide)
-
-    def forward(self, x):
-        return self.layer(x)
-
+TWICE = """
 
 class Toy(nn.Module):
     def __init__(self, config):
@@ -64,20 +53,43 @@ class Toy(nn.Module):
 """
 
 
-def test_a_field_that_one_constructor_alone_reads_may_be_changed_there(
-    translate: Translate,
-) -> None:
-    sizes = {"size": 4, "wide": None}
-    state, _, _ = translate(CHANGED, sizes, specialised=True)
+def _assert_same(translate: Translate, text: str, sizes: dict[str, Any]) -> None:
+    """What is written of a module and of its inner class computes what they do."""
+    state, _, _ = translate(text, sizes, specialised=True)
     inner = [each for cls, each in state.translator.states.items() if cls.__name__ == "Inner"]
     ours = _made("\n\n\n".join(map(_written, [*inner, state])), sizes)
-    theirs = _made(CHANGED, sizes)
+    theirs = _made(text, sizes)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(3, 4)
     assert torch.equal(ours(x), theirs(x))
 
 
-FOR_METHODS = """
+CHANGED = (
+    """
+class Inner(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.wide is None:
+            wide = int(8 * config.size / 3)
+            config.wide = 2 * ((wide + 1) // 2)
+        self.layer = nn.Linear(config.size, config.wide)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+    + TWICE
+)
+
+
+def test_a_field_that_one_constructor_alone_reads_may_be_changed_there(
+    translate: Translate,
+) -> None:
+    sizes = {"size": 4, "wide": None}
+    _assert_same(translate, CHANGED, sizes)
+
+
+FOR_METHODS = (
+    """
 class Inner(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -92,18 +104,9 @@ class Inner(nn.Module):
         if self.config.wide and self.config.norms == 2:
             x = self.norm(x)
         return self.layer(x)
-
-
-class Toy(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.norm = nn.Linear(config.size, config.size)
-        self.parts = nn.ModuleList([Inner(config) for _ in range(2)])
-
-    def forward(self, x):
-        x = self.norm(x)
-        return self.parts[0](x) + self.parts[1](x)
 """
+    + TWICE
+)
 
 
 @pytest.mark.parametrize("given", [(True, None), (False, None), (False, 2), (True, 1)])
@@ -111,13 +114,7 @@ def test_one_that_a_constructor_fills_in_is_what_the_methods_of_its_class_find(
     translate: Translate, given: tuple[bool, int | None]
 ) -> None:
     sizes = dict(zip(("wide", "norms"), given, strict=True)) | {"size": 4}
-    state, _, _ = translate(FOR_METHODS, sizes, specialised=True)
-    inner = [each for cls, each in state.translator.states.items() if cls.__name__ == "Inner"]
-    ours = _made("\n\n\n".join(map(_written, [*inner, state])), sizes)
-    theirs = _made(FOR_METHODS, sizes)
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(3, 4)
-    assert torch.equal(ours(x), theirs(x))
+    _assert_same(translate, FOR_METHODS, sizes)
 
 
 def test_one_that_others_read_may_not(translate: Translate) -> None:

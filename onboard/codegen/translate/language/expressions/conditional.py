@@ -94,9 +94,8 @@ def _object_or_none(test: Value, body: Value, orelse: Value) -> Value | None:
         expr = ast.IfExp(test.code(), *(side.code() for side in sides))
         return Code(expr, test.is_static and part.static, optional=True)
 
-    whole = orelse if body.equals(NONE) else body
-    alone = isinstance(whole, Output) and (body.equals(NONE) or orelse.equals(NONE))
-    return whole.perhaps(change) if alone and isinstance(whole, Output) else None
+    whole, other = (orelse, body) if body.equals(NONE) else (body, orelse)
+    return whole.perhaps(change) if isinstance(whole, Output) and other.equals(NONE) else None
 
 
 def _side(test: Value, frame: Frame) -> bool | None:
