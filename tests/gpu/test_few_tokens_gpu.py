@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.experts import cuda_few_tokens_moe as moe
-from onboard.ops.experts.triton_moe import Activation, Weight
+from onboard.ops.experts.triton_moe import Activation, Weight, route
 from onboard.ops.few_tokens import cuda_few_tokens as few
 from onboard.ops.four_bits.four_bits import Words, pack, unpacked
 from onboard.ops.linear import triton_fp8_linear as fp8
@@ -238,6 +238,31 @@ def test_programs_that_share_a_block_s_inputs_find_its_experts(inputs: int) -> N
     actual = ops.triton_int4_moe(x, chosen, routing, *weights)
     expected = ops.torch_int4_moe(x.float(), chosen, routing, *weights)
     assert relative_error(actual, expected) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [12, 40])
+@pytest.mark.parametrize("largest", [127, 255])
+def test_scales_of_all_sizes_are_powers_of_two(largest: int, tokens: int) -> None:
+    """From 2^-110 to 1, or to 2^100, of each output its own: each has the error of its own size."""
+    seeded()
+    experts, outputs, inputs, top = 5, 700, 352, 2
+    words = _words("e2m1", 32, (experts, outputs, inputs), torch.uint8)
+    exponents = torch.randint(17, min(largest, 227) + 1, (experts, outputs, 1), device="cuda")
+    words.scale.copy_(exponents.to(torch.uint8).expand_as(words.scale))
+    x = torch.randn(tokens, inputs, device="cuda").bfloat16()
+    chosen = _chosen(tokens, top, experts)
+    for columns in (8, 16):
+        routed = route(chosen, experts, columns)
+        assert routed.order is not None
+        blocks = few.Blocks(routed.blocks, routed.order, experts, top)
+        actual = few.product_of_blocks(
+            x, words, few.Around(), blocks, columns, few.Tiles(1, 16, batch=2, resident=1, ring=3)
+        )
+        pairs = routed.order.long()
+        expert = chosen.flatten()[pairs]
+        expected = (_values(words, inputs)[expert] @ x[pairs // top].double()[..., None])[..., 0]
+        own = torch.exp2(exponents[expert, :, 0].double() - 127)
+        assert relative_error(actual.double() / own, expected / own) < 5e-3
 
 
 SILU = Activation(True, "silu", None, None, 0.0)

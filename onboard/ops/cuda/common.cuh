@@ -3,6 +3,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef long long i64;
+typedef unsigned long long u64;
 
 __device__ __forceinline__ float low_of(u32 v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_of(u32 v) { return __uint_as_float(v & 0xFFFF0000u); }
@@ -45,3 +46,16 @@ __device__ __forceinline__ void meet_cluster() {
 // A program says that it is there, and waits until all are: before their memories are written to.
 __device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
+// Copies to the program's memory, which a thread waits for itself; those asked for together are done together. What is not
+// given is zero.
+__device__ __forceinline__ void copy_sixteen(void* to, const void* from, bool given) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
+               :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(given ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_four(void* to, const void* from, bool given) {
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;"
+               :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(given ? 4 : 0) : "memory");
+}
+__device__ __forceinline__ void copies_asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }

@@ -34,8 +34,10 @@ _MOST_INPUTS = 384 * RUN
 """Of all experts together, that a program's memory holds."""
 _MOST_EACH = 12
 """Pairs of an expert on average: it seldom has more than sixteen, which weights are read once for."""
-_NUMBERS = 96 * 1024
-"""Of a block's inputs, that a program's memory holds."""
+_NUMBERS, _BESIDE_RINGS, _BESIDE_PARTS = 96 * 1024, 74 * 1024, 79 * 1024
+"""Of a block's inputs, that a program's memory holds: alone, beside the rings of its warps, and beside
+parts of sums.
+"""
 _OWN, _SHARED = Tiles(1, 16, batch=2, resident=1), Tiles(8, 2, batch=2, resident=1)
 """Of blocks: warps have all of their rows' inputs, or share them where a program has no room for these."""
 
@@ -130,8 +132,9 @@ def _of_some(
 
 def _in_blocks(columns: int, inputs: int) -> Tiles:
     """Return the tiles of blocks: programs of a cluster share inputs that one has no room for."""
-    cluster = power_of_two(-(-columns * inputs // _NUMBERS))
-    return _OWN if cluster == 1 else replace(_SHARED, cluster=cluster)
+    if columns * inputs > _NUMBERS:
+        return replace(_SHARED, cluster=power_of_two(-(-columns * inputs // _BESIDE_PARTS)))
+    return replace(_OWN, ring=2) if columns * inputs <= _BESIDE_RINGS else _OWN
 
 
 def _roles(activation: Activation) -> int:

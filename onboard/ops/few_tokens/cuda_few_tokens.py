@@ -23,6 +23,8 @@ _MOST_INPUTS = 96 * RUN
 BYTES = "e4m3"
 """The levels of a weight [outputs, inputs] that has a byte for each code, as PyTorch keeps it."""
 _MOST_CLUSTER = 4
+_STAGE = 1152
+"""Bytes of sixteen rows' words and scales of a run, in a warp's ring."""
 _MANY_ROWS = 36
 """Of a processor, for one token."""
 _SOURCES = ("tiny_numbers.cuh", "few_tokens.cu")
@@ -37,7 +39,8 @@ _ORDERS = {"gate_up": 0, "up_gate": 1, "interleaved": 2}
 @dataclass(frozen=True)
 class Tiles:
     """How the kernel is divided: warps along inputs and along rows, programs along inputs, runs that
-    are on their way, programs of a processor; see `few_tokens.cu`.
+    are on their way, programs of a processor, batches of a ring (of weights that have one); see
+    `few_tokens.cu`.
     """
 
     parts: int = 4
@@ -45,6 +48,7 @@ class Tiles:
     cluster: int = 1
     batch: int = 4
     resident: int = 2
+    ring: int = 0
 
 
 @dataclass(frozen=True)
@@ -260,12 +264,14 @@ def _form(
     scaled_rows = BLOCK if words.levels == BYTES and words.group < inputs else 1
     held = min(8 // groups, tiles.batch)  # runs whose groups are columns
     assert columns > 1 or tiles.batch % held == 0, "all runs of a batch are computed"
+    own_rows = columns > 1 and tiles.parts == tiles.cluster == 1  # nothing is added up
+    ring = tiles.ring if own_rows and _folds(words) else 0
     in_pairs = groups > 1 or (words.group == run and each % 2 == tiles.batch % 2 == 0)
     macros = {
         "PARTS": tiles.parts, "HEIGHT": tiles.height, "CLUSTER": tiles.cluster, "BATCH": tiles.batch,
         "RESIDENT": tiles.resident, "BITS": 512 // run,
         "SCALED_ROWS": scaled_rows, "TOKENS": columns, "ROUTED": routed,
-        "INTEGERS": integers, "GROUP": words.group, "GROUPS": groups,
+        "INTEGERS": integers, "GROUP": words.group, "GROUPS": groups, "RING": ring,
         "EVEN": in_pairs and words.scale.shape[-1] % 2 == 0,
         "SCALE_TYPE": _SCALES[words.scale.dtype], "SLOTS": slots, "SUMMED": routing is not None and not routed,
         "ROUTING_TYPE": 0 if routing is None else _ROUTING[routing.dtype],
@@ -279,14 +285,20 @@ def _form(
     planes = run // 32  # of a word's half
     kept = planes * (64 * columns if columns > 1 else 64 if groups == 1 else 128)
     of_inputs = (runs + 1) * groups * columns if integers else 0
-    own_rows = columns > 1 and tiles.parts == tiles.cluster == 1  # nothing is added up
     of_rows = 0 if own_rows else 2 * tiles.parts * columns * 16 * tiles.height
     of_norm = columns * (tiles.parts * tiles.height + 1) if around.norm is not None else 0
     return _Form(
         tuple((name, int(value)) for name, value in macros.items()),
         threads=32 * tiles.parts * tiles.height,
-        shared=kept * (runs + 1) + 4 * (of_inputs + of_rows + of_norm),
+        shared=kept * (runs + 1)
+        + 4 * (of_inputs + of_rows + of_norm)
+        + ring * tiles.batch * _STAGE * tiles.height,
     )
+
+
+def _folds(words: Words) -> bool:
+    """Whether weights are multiplied by their scales, powers of two, before inputs are (MXFP4)."""
+    return words.levels == "e2m1" and words.group == 32 and words.scale.dtype == torch.uint8
 
 
 @cache

@@ -19,17 +19,22 @@
 // it comes to it. The first product (ROUTED 1) reads tokens and writes the sorted rows, the second (2) reads those and
 // writes pairs, weighed.
 //
+// Of blocks whose scales are powers of two in groups of 32 (MXFP4), weights are FOLDED with their scales: both are exact
+// as bfloat16, and sums need no scale. Words and scales come through a RING of batches in the program's memory, of which
+// each warp has its own.
+//
 // Macros beside these: BITS, TOKENS (1, 8 or 16), ROUTED, INTEGERS, GROUP and GROUPS (inputs that share a scale; groups of a
-// run), SCALED_ROWS (that share scales),
+// run), SCALED_ROWS (that share scales), RING (batches, or 0: not folded),
 // SCALE_TYPE, ROUTING_TYPE, SLOTS (experts whose outputs are added up, or 1), SUMMED, GATED, ORDER, ACTIVATION, EARLY, RESIDENT,
 // and HAS_ZERO, HAS_WHOLE, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_LIMIT, HAS_ALPHA.
 constexpr int WARPS = PARTS * HEIGHT, THREADS = 32 * WARPS, EACH = PARTS / SLOTS;
 constexpr int ROWS = 16 * HEIGHT, ROLES = GATED ? 2 : 1, CHANNELS = ROWS / ROLES;
 constexpr bool MANY = TOKENS > 1;
 constexpr int EIGHTS = MANY ? TOKENS / 8 : 1;  // of tokens, which are a product's columns
-constexpr bool PAIRED = MANY && GROUPS > 1;  // operands of two neighbouring words, not of a word's halves
+constexpr bool PAIRED = MANY && GROUPS > 1 && !FOLDED;  // operands of two neighbouring words, not of a word's halves
 constexpr int PLANES = 16 / BITS, ITEMS = RUN / 8;                        // of a word's half; eights of inputs of a run
-constexpr int PLANE = MANY ? 512 * EIGHTS : GROUPS == 1 ? 64 : 128;                // bytes of a plane's inputs
+constexpr int PLANE = MANY ? 512 * EIGHTS : GROUPS == 1 ? 64 : 128;  // bytes of a plane's inputs
+constexpr int STAGE = RING ? BATCH * (1024 + 128) : 0;                    // bytes of a warp's batch in its ring
 constexpr int KEPT = PLANES * PLANE;                                      // bytes of a run's inputs
 constexpr int COLUMNS = 8 / GROUPS < BATCH ? 8 / GROUPS : BATCH;          // runs whose groups have columns at once
 constexpr int SETS = BATCH / COLUMNS;                                     // of such runs in a batch
@@ -43,7 +48,11 @@ template <typename T> struct OfGroups {  // what a lane has of the groups of its
 
 struct Words {
   uint4 row[2][BATCH];
+#if RING
+  u32 scales[2][BATCH];  // four of a run
+#else
   OfGroups<scale_t> scale[2];
+#endif
 #if HAS_ZERO
   OfGroups<u8> zero[2];
 #endif
@@ -78,6 +87,12 @@ struct Program {
   int tile, tiles_end, ahead, ahead_batch, batch, buffer;
   int block, place, rows;      // of pairs; the first one's place; how many rows of inputs there are
   float y[MANY ? 4 * EIGHTS : 2];
+#if RING
+  char* ring;                  // of the warp [RING][STAGE]
+  const char* scales;          // what this lane brings of a row's scales, and of how many runs
+  int scaled, stage, shifts[2];  // which is next in the ring; how many bits a row's scales are behind a multiple of 32
+  u16 added[2];                // biases of the rows
+#endif
 
   __device__ Program(const Arguments& of, char* shared) : of(of), kept(shared) {
     lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -91,6 +106,9 @@ struct Program {
     parts = sums + (INTEGERS ? (SLOTS * EACH * each + 1) * GROUPS * TOKENS : 0);
     tile = ahead = blockIdx.x / CLUSTER, tiles_end = of.tiles, ahead_batch = batch = buffer = 0;
     block = place = 0, rows = SUMMED ? of.pairs : of.tokens;
+#if RING
+    ring = (char*)(squares() + (HAS_NORM ? (WARPS + 1) * TOKENS : 0)) + warp * RING * STAGE, stage = 0;
+#endif
     for (float& v : y) v = 0.f;
   }
 
@@ -135,32 +153,16 @@ struct Program {
       row[h] = weight_row(ROUTED ? ahead_expert : expert, tile, height * 16 + g + 8 * h);
       words[h] = of.weight + (row[h] * all + min(begin + first, all - 1)) * 4 + t;
     }
-  }
-
-  template <typename T> __device__ __forceinline__ void load_groups(OfGroups<T>& to, const T* row) const {
-    const int start = (begin + first + ahead_batch * BATCH) * GROUPS;
-#pragma unroll
-    for (int i = 0; i < SCALES; i++) {
-      const int group = start + (APIECE ? 4 * i + t : PAIRED ? 2 * i : i * COLUMNS * GROUPS + 2 * t);
-      if (APIECE) to.one[i] = row[min(GROUP > RUN ? group * RUN / GROUP : group, of.groups - 1)];
-      else to.two[i].load(row, group, of.groups);
-    }
-  }
-
-  // Load the next batch of words, which may be of the next tile.
-  __device__ __forceinline__ void load(Words& to) {
-    const int skipped = min(ahead_batch * BATCH, max(last - 1, 0)), rest = max(last - skipped, 1);
-#pragma unroll
-    for (int r = 0; r < BATCH; r++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) stream(to.row[h][r], words[h] + (skipped + min(r, rest - 1)) * 4);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      load_groups(to.scale[h], of.scale + row[h] / SCALED_ROWS * of.groups);
-#if HAS_ZERO
-      load_groups(to.zero[h], of.zero + row[h] * of.groups);
+#if RING
+    const char* end = (const char*)(of.scale + (i64)of.experts * of.outputs * ROLES * of.groups);
+    scales = (const char*)((u64)first_scale(t < 2 ? row[0] : row[1]) & ~(u64)3) + t % 2 * 4;
+    scaled = min((i64)last, (i64)(end - scales + 3) / 4);
 #endif
-    }
+  }
+
+  __device__ __forceinline__ const scale_t* first_scale(i64 row) const { return of.scale + row * of.groups + (begin + first) * GROUPS; }
+
+  __device__ __forceinline__ void go_on() {
     if (++ahead_batch < batches) return;
     ahead_batch = 0;
     ahead = min(ahead + (ROUTED ? 1 : programs), tiles_end - 1);
@@ -313,6 +315,150 @@ struct Program {
     if ((INTEGERS && MANY) || (HAS_NORM && OWN)) __syncthreads();
   }
 
+#if RING
+  // Load the next batch into the ring. Lanes 4 g and 4 g + 1 bring 64 bits with a run's four scales of row g, the two
+  // beside them those of row g + 8.
+  __device__ __forceinline__ void load_stage() {
+    char* to = ring + stage * STAGE + lane * 16;
+#pragma unroll
+    for (int r = 0; r < BATCH; r++) {
+      const int run = ahead_batch * BATCH + r;
+#pragma unroll
+      for (int h = 0; h < 2; h++) copy_sixteen(to + (2 * r + h) * 512, words[h] + r * 4, run < last);
+      copy_four(to + BATCH * 1024 + r * 128 - lane * 12, scales + r * 4, run < scaled);
+    }
+    copies_asked();
+#pragma unroll
+    for (int h = 0; h < 2; h++) words[h] += BATCH * 4;
+    scales += BATCH * 4;
+    stage = stage + 1 < RING ? stage + 1 : 0;
+    go_on();
+  }
+
+  __device__ __forceinline__ void take_stage(Words& has) const {  // the oldest, which is the next to be loaded
+    const char* from = ring + stage * STAGE;
+    copies_done<RING - 1>();
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < BATCH; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        has.row[h][r] = *(const uint4*)(from + (2 * r + h) * 512 + lane * 16);
+        const uint2 both = *(const uint2*)(from + BATCH * 1024 + r * 128 + (4 * g + 2 * h) * 4);
+        has.scales[h][r] = __funnelshift_r(both.x, both.y, shifts[h]);
+      }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void take_rows() {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const i64 row = weight_row(expert, tile % of.tiles, height * 16 + g + 8 * h);
+      shifts[h] = ((u64)first_scale(row) & 3) * 8;
+      if (HAS_BIAS) added[h] = of.bias[row];
+    }
+  }
+
+  // Weights of a plane's four words, of rows g (a) and g + 8 (b), with their scales.
+  template <int ODD, bool LARGE>
+  __device__ __forceinline__ void fold(u32 (&to)[8], const uint4& a, const uint4& b, u32 low, u32 high) const {
+    const u32 word[8] = {a.x, b.x, a.y, b.y, a.z, b.z, a.w, b.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const u32 scales = i % 2 ? high : low;
+      to[i] = times(decode<ODD>(word[i], of.by), factors<LARGE>(scales));
+      if (LARGE) to[i] = times(to[i], rest_of_factors(scales));
+    }
+  }
+
+  template <int E>
+  __device__ __forceinline__ void multiply_folded(float (&more)[E][4], const u32 (&a)[8], const char* inputs) {
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+      const uint4 in = *(const uint4*)(inputs + e * 512);
+      multiply((float (&)[4])y[4 * e], a[0], a[1], a[2], a[3], in.x, in.y);
+      multiply(more[e], a[4], a[5], a[6], a[7], in.z, in.w);
+    }
+  }
+
+  // A run's products, whose weights have their scales. Those that are LARGE are two factors.
+  template <int E, bool LARGE> __device__ __forceinline__ void add_run(float (&more)[E][4], const Words& has, int r) {
+    const int run = batch * BATCH + r, at = run < last ? run : each;
+    const char* inputs = kept + at * KEPT + lane * 16;
+    uint4 a = has.row[0][r], b = has.row[1][r];
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+      if (q) shift(a), shift(b);
+      const u32 low = has.scales[0][r] >> 8 * q & 0x00FF00FFu, high = has.scales[1][r] >> 8 * q & 0x00FF00FFu;
+      u32 weights[8];
+      fold<0, LARGE>(weights, a, b, low, high);
+      multiply_folded(more, weights, inputs + 2 * q * PLANE);
+      fold<1, LARGE>(weights, a, b, low, high);
+      multiply_folded(more, weights, inputs + (2 * q + 1) * PLANE);
+    }
+  }
+
+  // The same as `add_tokens`.
+  template <int E> __device__ __forceinline__ void add_folded(const Words& has) {
+    float more[E][4] = {};
+#pragma unroll
+    for (int r = 0; r < BATCH; r++) {
+      const bool large = (has.scales[0][r] | has.scales[1][r]) & 0x80808080u;
+      if (__any_sync(~0u, large)) add_run<E, true>(more, has, r);
+      else add_run<E, false>(more, has, r);
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * E; i++) y[i] += more[i / 4][i % 4];
+  }
+
+  __device__ __forceinline__ void add(const Words& has) {
+    if (EIGHTS > 1 && rows > 8) add_folded<EIGHTS>(has);
+    else add_folded<1>(has);
+  }
+
+  __device__ __forceinline__ void add_up_tokens() const {}  // there are no zeros
+  __device__ __forceinline__ u16 bias_of(i64, int h) const { return added[h]; }
+
+  __device__ __forceinline__ void go(int steps) {
+    for (int i = 0; i < RING; i++) load_stage();
+    begin_inputs();
+    take_rows();
+    for (int step = 0; step < steps; step++) {
+      Words has;
+      take_stage(has);
+      compute(has);
+      load_stage();
+    }
+    copies_done<0>();
+  }
+#else
+  template <typename T> __device__ __forceinline__ void load_groups(OfGroups<T>& to, const T* row) const {
+    const int start = (begin + first + ahead_batch * BATCH) * GROUPS;
+#pragma unroll
+    for (int i = 0; i < SCALES; i++) {
+      const int group = start + (APIECE ? 4 * i + t : PAIRED ? 2 * i : i * COLUMNS * GROUPS + 2 * t);
+      if (APIECE) to.one[i] = row[min(GROUP > RUN ? group * RUN / GROUP : group, of.groups - 1)];
+      else to.two[i].load(row, group, of.groups);
+    }
+  }
+
+  // Load the next batch of words, which may be of the next tile.
+  __device__ __forceinline__ void load(Words& to) {
+    const int skipped = min(ahead_batch * BATCH, max(last - 1, 0)), rest = max(last - skipped, 1);
+#pragma unroll
+    for (int r = 0; r < BATCH; r++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) stream(to.row[h][r], words[h] + (skipped + min(r, rest - 1)) * 4);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      load_groups(to.scale[h], of.scale + row[h] / SCALED_ROWS * of.groups);
+#if HAS_ZERO
+      load_groups(to.zero[h], of.zero + row[h] * of.groups);
+#endif
+    }
+    go_on();
+  }
+
   // Products of one token: columns are groups.
   __device__ __forceinline__ void add_groups(const Words& has) {
     const char* none = kept + SLOTS * EACH * each * KEPT + t * (PLANE / 4);
@@ -441,6 +587,29 @@ struct Program {
     }
   }
 
+  __device__ __forceinline__ void add(const Words& has) {
+    if (EIGHTS > 1 && rows > 8) add_tokens<EIGHTS>(has);
+    else if (MANY) add_tokens<1>(has);
+    else add_groups(has);
+  }
+
+  __device__ __forceinline__ void take_rows() {}
+  __device__ __forceinline__ u16 bias_of(i64 row, int) const { return of.bias[row]; }
+
+  __device__ __forceinline__ void go(int steps) {
+    Words even, odd;
+    load(even);
+    begin_inputs();
+    for (int step = 0; step < steps; step += 2) {
+      load(odd);
+      compute(even);
+      if (step + 1 == steps) break;
+      load(even);
+      compute(odd);
+    }
+  }
+#endif
+
   __device__ __forceinline__ void meet() {  // all warps that have parts of the same rows
     if (CLUSTER > 1) meet_cluster();
     else __syncthreads();
@@ -463,12 +632,12 @@ struct Program {
   }
 
   // What a row of an expert brings to a token, of the sum of its products.
-  __device__ __forceinline__ float brought(float sum, int token, int row, i64 expert) const {
+  __device__ __forceinline__ float brought(float sum, int token, int row, i64 expert, int h = 0) const {
     float v = sum * BACK;
     if (HAS_NORM) v *= inverse_of(token);
     const i64 at = weight_row(expert, ROUTED ? tile % of.tiles : tile, row);
     if (HAS_WHOLE) v *= of.whole[at];
-    if (HAS_BIAS) v += low_of(of.bias[at]);
+    if (HAS_BIAS) v += low_of(bias_of(at, h));
     return v;
   }
 
@@ -526,7 +695,7 @@ struct Program {
     for (int i = 0; i < 2 * EIGHTS; i++) {
       const int token = i / 2 * 8 + 2 * t + i % 2, row = height * 16 + g;
       if (token >= rows) continue;
-      const float v = brought(y[i / 2 * 4 + i % 2], token, row, expert), w = brought(y[i / 2 * 4 + 2 + i % 2], token, row + 8, expert);
+      const float v = brought(y[i / 2 * 4 + i % 2], token, row, expert), w = brought(y[i / 2 * 4 + 2 + i % 2], token, row + 8, expert, 1);
       store(token, GATED ? height * 8 + g : row, activated(v, w));
       if (!GATED) store(token, row + 8, activated(w, 0.f));
     }
@@ -546,15 +715,22 @@ struct Program {
       uint2 by[AHEAD][2];
       prepare(by);
     }
+    take_rows();
   }
 
   __device__ __forceinline__ void compute(const Words& has) {
-    if (EIGHTS > 1 && rows > 8) add_tokens<EIGHTS>(has);
-    else if (MANY) add_tokens<1>(has);
-    else add_groups(has);
+    add(has);
     if (++batch < batches) return;
     batch = 0;
     finish();
+  }
+
+  __device__ __forceinline__ void begin_inputs() {
+    uint2 by[AHEAD][2];
+    load_norm(by, threadIdx.x);
+    if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+    prepare(by);
   }
 
   __device__ __forceinline__ void run() {
@@ -567,21 +743,8 @@ struct Program {
     if (ROUTED) take_block();
     else expert = expert_of(SUMMED ? slot : blockIdx.y);
     const int steps = (ROUTED ? tiles_end - tile : (of.tiles - tile + programs - 1) / programs) * batches;
-    Words even, odd;
-    uint2 by[AHEAD][2];
     go_to(tile);
-    load(even);
-    load_norm(by, threadIdx.x);
-    if (EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
-    prepare(by);
-    for (int step = 0; step < steps; step += 2) {
-      load(odd);
-      compute(even);
-      if (step + 1 == steps) break;
-      load(even);
-      compute(odd);
-    }
+    go(steps);
     if (CLUSTER > 1) meet();  // others read what this program has
   }
 };

@@ -1,12 +1,15 @@
 // Numbers of the kernels for weights of few bits (`few_tokens.cu`): scales, codes, and products of bfloat16.
 //
-// Macros: BITS, INTEGERS, GROUP, EVEN, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
+// Macros: BITS, INTEGERS, GROUP, EVEN, RING, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
 constexpr int RUN = 512 / BITS;  // inputs whose codes are sixteen words
+constexpr bool FOLDED = RING > 0;
 
 // What inputs are multiplied by, since codes are read as tiny numbers, and what sums are multiplied by.
-constexpr u32 LARGE_PAIR = 0x60806080u, FOUR_BITS = 0x02000200u;  // 2^66 twice, as bfloat16; what 2^4 is of exponents
-constexpr float LARGE = 73786976294838206464.f;                                           // 2^66
-constexpr float BACK = BITS == 8 ? 18014398509481984.f : INTEGERS ? 147573952589676412928.f : 1152921504606846976.f;  // 2^54, 2^67, 2^60
+// Weights that are FOLDED with their scales have their own size.
+constexpr u32 LARGE_PAIR = FOLDED ? 0x3F803F80u : 0x60806080u;  // 1 or 2^66 twice, as bfloat16
+constexpr u32 FOUR_BITS = 0x02000200u;                          // what 2^4 is of exponents
+constexpr float LARGE = 73786976294838206464.f;                 // 2^66
+constexpr float BACK = FOLDED ? 1.f : BITS == 8 ? 18014398509481984.f : INTEGERS ? 147573952589676412928.f : 1152921504606846976.f;  // 2^54, 2^67, 2^60
 
 #if SCALE_TYPE == 0  // bfloat16
 typedef u16 scale_t;
@@ -82,6 +85,16 @@ template <int ODD> __device__ __forceinline__ u32 decode(u32 word, Powers by) {
   const u32 code = word & (ODD ? 0x00F000F0u : 0x000F000Fu);
   if (INTEGERS) return code;
   return (code * (ODD ? by.four : by.sixty_four) + 0x7E007E00u) & 0x81C081C0u;  // a carry takes the sign up
+}
+
+// Two scales (E8M0), of both halves, as factors of codes that are 2^126 times too small. Those of 2 and more are LARGE:
+// what is left of them is a second factor, since bfloat16 ends at 2^127.
+constexpr u32 LARGE_SCALES = 0x00800080u;
+template <bool LARGE> __device__ __forceinline__ u32 factors(u32 scales) {
+  return (LARGE ? scales & ~LARGE_SCALES : scales) * 128 + 0x3F003F00u + (LARGE ? scales & LARGE_SCALES : 0);
+}
+__device__ __forceinline__ u32 rest_of_factors(u32 scales) {  // 2^127 or 1
+  return 0x3F803F80u + (scales & LARGE_SCALES) / 128 * 0x3F80u;
 }
 
 // Two planes of four words of rows g (a) and g + 8 (b), and their inputs.

@@ -67,6 +67,7 @@ def _macros(
 
 BLOCKS: list[tuple[int, tuple[str, int, torch.dtype], dict[str, Any]]] = [
     (16, FLOATS, {"gated": True, "order": "interleaved", "limit": 7.0, "alpha": 1.7}),
+    (8, FLOATS, {"gated": True, "order": "interleaved", "limit": 7.0, "alpha": 1.7}),
     (8, INT4, {"gated": True, "activation": "silu"}),
     (16, INT4, {}),
 ]
@@ -81,9 +82,22 @@ def test_forms_of_mixtures_compile_and_keep_to_registers(
     words, table = _words(kind, 2880), torch.empty(4, 3, dtype=torch.int32)
     routing = None if around else torch.ones(32)
     blocks = few.Blocks(table, table[0], 8, 4 if around else 0, routing)
-    form = few._form(2880, columns, words, few.Around(**around), moe._OWN, 1, blocks)
+    tiles = moe._in_blocks(columns, 2880)
+    form = few._form(2880, columns, words, few.Around(**around), tiles, 1, blocks)
     assert form.shared <= 227 * 1024
     assert _stack(compiled(few._source(), dict(form.macros), "sm_90a"), tmp_path) <= 128
+
+
+@pytest.mark.parametrize("kind", [FLOATS, INT4])
+@pytest.mark.parametrize("columns", [8, 16])
+def test_inputs_and_rings_of_a_block_have_room(
+    columns: int, kind: tuple[str, int, torch.dtype]
+) -> None:
+    table = torch.empty(4, 3, dtype=torch.int32)
+    for inputs in range(2048, 32768, 64):
+        blocks, tiles = few.Blocks(table, table[0], 8, 4), moe._in_blocks(columns, inputs)
+        form = few._form(inputs, columns, _words(kind, inputs), few.Around(), tiles, 1, blocks)
+        assert form.shared <= 227 * 1024, (inputs, tiles)
 
 
 @pytest.mark.parametrize(("tokens", "kind", "around"), FORMS)
