@@ -69,7 +69,7 @@ def _expected(x: Tensor, words: Words, around: few.Around) -> Tensor:
     return y if around.residual is None else y + around.residual.double()
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 16])
 @pytest.mark.parametrize(("levels", "group"), FORMS)
 def test_products_are_those_of_float64(levels: str, group: int, tokens: int) -> None:
     seeded()
@@ -135,7 +135,7 @@ def test_bytes_are_those_of_float64(tokens: int, blocks: bool, act: str) -> None
         (8, 2, 1, 4, 1),
     ],
 )
-@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("tokens", [1, 5, 11])
 def test_no_division_of_the_work_changes_the_result(tiles: tuple[int, ...], tokens: int) -> None:
     seeded()
     for levels, group, inputs in (("int4", 128, 4096), ("int4", 64, 300), ("e2m1", 32, 2880)):

@@ -17,9 +17,9 @@ from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.ops.triton.launch import power_of_two, processors, runs_hopper_code
 
-MOST_TOKENS = 8
-_MOST_INPUTS = 96 * RUN
-"""Of some tokens, that a program's memory holds."""
+_MOST_TOKENS, _MOST_OF_BYTES = 16, 8
+_MOST_INPUTS = {1: 96 * RUN, 8: 96 * RUN, 16: 44 * RUN}
+"""Of so many tokens at most, that a program's memory holds."""
 BYTES = "e4m3"
 """The levels of a weight [outputs, inputs] that has a byte for each code, as PyTorch keeps it."""
 _MOST_CLUSTER = 4
@@ -123,11 +123,16 @@ class _Form:
 def suits(x: Tensor, words: Words) -> bool:
     """Whether the kernel computes products of x [tokens, inputs]: few, and as `suits_weight` says."""
     return (
-        len(x) <= MOST_TOKENS
-        and x.shape[1] <= _MOST_CLUSTER * _MOST_INPUTS
+        len(x) <= (_MOST_OF_BYTES if words.levels == BYTES else _MOST_TOKENS)
+        and x.shape[1] <= _MOST_CLUSTER * _MOST_INPUTS[columns_of(len(x))]
         and x.storage_offset() % 4 == 0
         and suits_weight(x.device, x.dtype, x.shape[1], words)
     )
+
+
+def columns_of(tokens: int) -> int:
+    """Return how many tokens the kernel is compiled for."""
+    return 1 if tokens == 1 else 8 if tokens <= 8 else 16
 
 
 def suits_weight(device: torch.device, dtype: torch.dtype, inputs: int, words: Words) -> bool:
@@ -184,9 +189,12 @@ def tiles_for(tokens: int, rows: int, inputs: int, words: Words, many: int) -> T
     """
     if tokens == 1:
         return _for_one_token(rows, inputs, words, many)
-    batch = _most_ahead(words)
+    batch, columns = _most_ahead(words), columns_of(tokens)
+    cluster = power_of_two(-(-inputs // _MOST_INPUTS[columns]))
+    if columns > 8:  # whose sums leave words fewer registers
+        shared, alone = Tiles(4, 3, cluster, batch, 1), Tiles(8, 2, batch=2, resident=1)
+        return shared if cluster > 1 else alone
     low, high = Tiles(8, 2, batch=batch, resident=1), Tiles(4, 4, batch=batch, resident=1)
-    cluster = 1 if inputs <= _MOST_INPUTS else 2 if inputs <= 2 * _MOST_INPUTS else 4
     if cluster > 1 or turns(rows, high, many) <= turns(rows, low, many):
         return replace(high, cluster=cluster)
     return low
@@ -224,7 +232,7 @@ def product(
         tokens, outputs * roles * others, x.shape[1], words, processors(x.device)
     )
     tiles = replace(tiles, parts=max(tiles.parts, slots))
-    columns = 1 if tokens == 1 else MOST_TOKENS
+    columns = columns_of(tokens)
     form = _form(x.shape[1], columns, words, around, tiles, slots, experts)
     count = -(-outputs // (16 * tiles.height // roles))
     programs = -(-count // -(-count * others // _clusters(form, x.device, tiles.cluster)))

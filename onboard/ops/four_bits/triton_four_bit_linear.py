@@ -169,7 +169,7 @@ def triton_fused_four_bit_linear(
     activation: str = "",
 ) -> Tensor:
     """`torch_fused_four_bit_linear` as one kernel for few tokens, behind that of the norm, which
-    the kernel for up to eight on Hopper GPUs, and that for one, have within, and around the
+    the kernel for up to sixteen on Hopper GPUs, and that for one, have within, and around the
     library's product for more.
     """
     require_device(input)

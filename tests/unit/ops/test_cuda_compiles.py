@@ -29,6 +29,8 @@ FORMS: list[tuple[int, tuple[str, int, torch.dtype], dict[str, Any]]] = [
     (8, FLOATS, {"gated": True, "activation": "gelu", "norm": torch.ones(1)}),
     (8, ("e2m1", 16, torch.float8_e4m3fn), {}),
     (3, ("int4", 64, torch.float16), {"limit": 7.0, "alpha": 1.7}),
+    (16, INT4, {"gated": True, "activation": "silu", "norm": torch.ones(1)}),
+    (16, FLOATS, {"residual": torch.ones(1)}),
     (1, ("e4m3", 2880, torch.float32), {"norm": torch.ones(1)}),
     (1, ("e4m3", 128, torch.float32), {"gated": True, "activation": "silu"}),
 ]
@@ -59,8 +61,7 @@ def _macros(
     rows, inputs = 4096, 2880
     words = _words(kind, inputs, rows)
     tiles = few.tiles_for(tokens, rows, inputs, words, 132)
-    columns = 1 if tokens == 1 else few.MOST_TOKENS
-    form = few._form(inputs, columns, words, few.Around(**around), tiles, 1, None)
+    form = few._form(inputs, few.columns_of(tokens), words, few.Around(**around), tiles, 1, None)
     assert form.shared <= 227 * 1024
     return dict(form.macros)
 
