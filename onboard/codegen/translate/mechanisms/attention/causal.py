@@ -103,6 +103,13 @@ class DrawnHidden(Drawn, Hidden):
 
 
 @dataclass(frozen=True, eq=False)
+class Total(Value):
+    """The sum of a mask [batch, 1, queries, keys] that is added: far below zero, but for a text of one
+    token, whose query sees all keys under a causal mask, too.
+    """
+
+
+@dataclass(frozen=True, eq=False)
 class LastRow(Value):
     """What the last query's scores get of a mask [batch, keys]: zeros, for it sees all keys."""
 
@@ -220,8 +227,12 @@ class CausalMasks(Mechanism):
         return masked(left) if added and isinstance(left, Code) and not left.static else None
 
     def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
-        """The keys that a text's last token sees are all."""
+        """The keys that a text's last token sees are all; a mask's sum is not zero."""
         match left, right:
+            case Total(), Known(value=0):
+                return (
+                    Known(isinstance(op, ast.NotEq)) if isinstance(op, ast.Eq | ast.NotEq) else None
+                )
             case LastRow(), Known(value=float() | int() as number) if number < 0:
                 return Ones() if isinstance(op, ast.Gt | ast.GtE) else None
         return None
@@ -284,6 +295,8 @@ class CausalMasks(Mechanism):
         match owner:
             case Mask(whole=True) if attr == "dim":
                 return Known(4)
+            case Mask(whole=True) if attr == "sum" and type(owner) is Mask:
+                return None if args.positional or args.keywords else Total()
             case Mask(whole=True) if attr in OF_MASKS - _KEEP_SHAPES:
                 return replace(owner, whole=False)
             case Mask() | LastRow() if attr == "get" or attr in OF_MASKS:
