@@ -497,10 +497,10 @@ def _leave_docstrings() -> None:
     """Let decorators that write docstrings take any arguments, as those of earlier years did."""
     from transformers import utils
 
-    decorator = "add_code_sample_docstrings"
     places = [utils, importlib.import_module("transformers.file_utils")]
-    for place in (each for each in places if hasattr(each, decorator)):
-        setattr(place, decorator, lambda *_, **__: lambda function: function)
+    for decorator in ("add_code_sample_docstrings", "replace_return_docstrings"):
+        for place in (each for each in places if hasattr(each, decorator)):
+            setattr(place, decorator, lambda *_, **__: lambda function: function)
 
 
 def _imports(file: Path) -> set[str]:

@@ -60,18 +60,23 @@ def classify(
     # First: without a gate it is a plain norm.
     if (found := mixers.probe_gated_norm(module)) is not None:
         return found
-    if (found := _norm(model, module)) is not None:
+    if (found := _norm(model, module, recording)) is not None:
         return found
     if (found := probe.probe_mlp(module, text_config(model.config))) is not None:
         return found
     return probe.Finding(_kind_by_place(path, module, attention))
 
 
-def _norm(model: nn.Module, module: nn.Module) -> probe.Finding | None:
+def _norm(model: nn.Module, module: nn.Module, recording: Recording) -> probe.Finding | None:
     """Return the finding for a class of norms; None where not all of its modules are of one kind,
-    with or without a weight.
+    with or without a weight, or one gives more, as the sum of which it is the norm.
     """
-    same_class = [item for item in model.modules() if type(item) is type(module)]
+    named = {path: item for path, item in model.named_modules() if type(item) is type(module)}
+    if any(
+        isinstance(call.output, tuple) for path in named for call in recording.modules.get(path, [])
+    ):
+        return None
+    same_class = [*named.values()]
     norms = [norm for item in same_class if (norm := probe.probe_norm(item)) is not None]
     weightless = {"weightless" in norm.parameters for norm in norms}
     if len(norms) != len(same_class) or len(weightless) != 1:

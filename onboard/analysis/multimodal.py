@@ -154,9 +154,12 @@ def unused_parts(model: nn.Module, called: Collection[str]) -> list[str]:
 
 
 def _holds_parts(module: nn.Module) -> bool:
-    """Whether a module is made of a multimodal config: towers may be among its children."""
-    config = getattr(module, "config", None)
-    return isinstance(config, PretrainedConfig) and is_composite(config)
+    """Whether a module is made of a multimodal config, or what lies in it of another config: towers
+    may be among its children.
+    """
+    configs = [getattr(each, "config", None) for each in module.modules()]
+    kinds = {type(config) for config in configs if isinstance(config, PretrainedConfig)}
+    return isinstance(configs[0], PretrainedConfig) and (is_composite(configs[0]) or len(kinds) > 1)
 
 
 def is_under(name: str, parts: Collection[str]) -> bool:

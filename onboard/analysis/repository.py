@@ -44,6 +44,7 @@ from onboard.hf.old.fla import token_axis
 from onboard.hf.old.given_logits import given_by
 from onboard.hf.old.gone import GoneModule, importing, keep_nothing
 from onboard.hf.old.layers import attention_modules, kernel_casts, layer_outputs
+from onboard.hf.old.layers.eager_arguments import spare_arguments
 from onboard.hf.old.layers.own_triangles import hide_later_tokens
 from onboard.hf.parameters_on import without_memory
 from onboard.hub import known_type, with_own_type
@@ -89,6 +90,7 @@ def install(folder: Path, config: Mapping[str, Any]) -> list[str]:
             facts += kernel_casts.leave_out_casts(PACKAGE, name, text)
     config_class, model_class = _standing(folder, survey, config, facts)
     eager = config.get("attn_implementation") == "eager" or not model_class._supports_sdpa
+    facts += [] if eager else spare_arguments(_own_modules())
     facts += hide_later_tokens(_own_modules(), eager=eager)
     _watch(model_class)
     facts += _position_facts(config_class, model_class, config)

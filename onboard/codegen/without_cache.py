@@ -83,9 +83,13 @@ def _none_of_the_forms(model: nn.Module, path: str) -> str:
 
 
 def _code_of(cls: type) -> str:
-    """Return the code of a class and of the functions of its module that it names."""
-    source = module_source(cls.__module__)
-    return _with_named(ast.unparse(class_node(cls)), source.functions)
+    """Return the code of a class, of those that it inherits from, and of the functions of its module
+    that they name.
+    """
+    modules = [base for base in cls.__mro__ if issubclass(base, nn.Module)]
+    own = [base for base in modules if not base.__module__.startswith("torch.")]
+    code = "\n".join(dict.fromkeys(ast.unparse(class_node(base)) for base in own))
+    return _with_named(code, module_source(cls.__module__).functions)
 
 
 def _code_in(text: str, cls: str) -> str:

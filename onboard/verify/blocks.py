@@ -138,21 +138,26 @@ def _is_too_long(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
 
 
 def _shapes(reference: nn.Module) -> list[dict[str, torch.Tensor]]:
-    """Return prompts of one row, of one token if the model takes that, and of sizes that code may
-    ask for.
+    """Return prompts of one row, of sizes that code may ask for, and of one token those that the
+    model takes.
     """
     rows = [
         from_zero(prompt(0, length=9, batch=batch, seed=7, tokens=vocabulary(reference)))
         for batch in (1, 2)
     ]
-    tokens = [{name: tensor[:, :1] for name, tensor in each.items()} for each in rows]
     rows += exact_prompts(reference)
+    tokens = [{name: tensor[:, :1] for name, tensor in each.items()} for each in rows[:2]]
+    return [*rows, *(each for each in tokens if _runs(reference, each))]
+
+
+def _runs(reference: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
+    """Whether a model takes a text: code may lose a dimension of one token, in a batch say."""
     try:
         with torch.no_grad():
-            reference(**tokens[0], use_cache=False)
-    except Exception:
-        return rows
-    return [*rows, *tokens]
+            reference(**inputs, use_cache=False)
+    except Exception:  # whatever a model's own code raises
+        return False
+    return True
 
 
 def _stands_alone(source_text: str, spec: ModelSpec) -> None:

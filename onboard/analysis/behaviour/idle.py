@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -14,14 +15,15 @@ from onboard.analysis.recognise.recorder import mapped
 @torch.no_grad()
 def is_idle(model: nn.Module, path: str, inputs: Mapping[str, torch.Tensor]) -> bool:
     """Whether a transformers model gives the same logits when all floats that one of its modules
-    gives are not numbers.
+    gives are not numbers, also to code that calls its forward by name.
     """
     expected = model(**inputs, use_cache=False).logits
-    hook = model.get_submodule(path).register_forward_hook(lambda *call: mapped(_spoilt, call[-1]))
-    try:
+    module = model.get_submodule(path)
+    forward = module.forward
+    with mock.patch.dict(
+        vars(module), {"forward": lambda *a, **k: mapped(_spoilt, forward(*a, **k))}
+    ):
         return torch.equal(model(**inputs, use_cache=False).logits, expected)
-    finally:
-        hook.remove()
 
 
 def _spoilt(item: Any) -> Any:

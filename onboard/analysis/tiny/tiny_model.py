@@ -43,8 +43,7 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     Raises:
         OnboardError: the code of a repository does not run.
     """
-    small = tiny_config(config)
-    model = build_small(small, seed)
+    model = _with_any_vocabulary(config, seed)
     if not repository.is_installed(config.model_type):
         return model
     model = _with_all_classes(config, model, seed)
@@ -60,6 +59,23 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
         return build_tiny(config, seed)
     refuse_own_code(model, from_zero(prompt(0, seed=3, tokens=vocabulary(model))))
     return model
+
+
+def _with_any_vocabulary(config: PretrainedConfig, seed: int) -> nn.Module:
+    """Return a small model, with the checkpoint's vocabulary where code cannot make one with a small
+    one: it may have the number of a token of its own.
+    """
+    try:
+        return build_small(tiny_config(config), seed)
+    except OnboardError:
+        if not repository.is_installed(config.model_type):
+            raise
+        KEPT_SIZES[type(config)] = _VOCABULARY
+        try:
+            return build_small(tiny_config(config), seed)
+        except OnboardError:
+            del KEPT_SIZES[type(config)]
+        raise
 
 
 def _with_all_classes(config: PretrainedConfig, model: nn.Module, seed: int) -> nn.Module:

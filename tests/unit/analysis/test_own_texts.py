@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
 from onboard.analysis.behaviour.idle import is_idle
 from onboard.analysis.behaviour.rounding import check_rounding, rounds_in
@@ -62,6 +63,19 @@ def test_what_logits_do_not_depend_on_is_idle() -> None:
     model.__class__, model.later = _WithHeads, nn.Linear(VOCABULARY, 3)
     paths = ("later", "lm_head", "model.layers.0.self_attn", "model.layers.1")
     assert [is_idle(model, path, prompt(0)) for path in paths] == [True, False, False, False]
+
+
+class _ByName(LlamaForCausalLM):
+    def forward(self, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        made = self.model.forward(input_ids=input_ids, use_cache=False)
+        self.later.forward(made.last_hidden_state)
+        return CausalLMOutput(logits=self.lm_head(made.last_hidden_state))
+
+
+def test_a_forward_that_is_called_by_its_name_is_read_as_well() -> None:
+    model = _model()
+    model.__class__, model.later = _ByName, nn.Linear(16, 3)
+    assert [is_idle(model, path, prompt(0)) for path in ("later", "model")] == [True, False]
 
 
 @pytest.mark.parametrize("relative", [True, False])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import onboard.ops  # noqa: F401  # registers the canonical ops
+from onboard.hf.old import attention_forms
 from onboard.hf.old.attention_forms import flash_attn_func
 from onboard.hf.old.layers.kernel_casts import without_kernel_assertions
 from onboard.verify.error import rmse_ratio
@@ -75,6 +76,62 @@ def test_causal_attention_is_the_canonical_op(arguments: str, translate: Transla
 )
 def test_other_attention_stays_as_it_is_written(arguments: str, translate: Translate) -> None:
     assert OP not in _translated(translate, arguments)
+
+
+EFFICIENT = """
+from onboard.hf.old.attention_forms import LowerTriangularMask, memory_efficient_attention
+
+
+def made(x):
+    length = x.shape[1]
+    return torch.full((1, 1, length, length), -1e9).triu(1)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x):
+        mask = made(x)
+        return memory_efficient_attention(x, x + 1, x - 1, {arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "attn_bias=LowerTriangularMask()",
+        "LowerTriangularMask(), 0.0, 0.3",
+        "mask, scale=0.7",
+        "attn_bias=None if mask.sum() == 0 else LowerTriangularMask()",
+        "LowerTriangularMask() if mask.sum() != 0 else None",
+    ],
+)
+def test_attention_of_xformers_under_its_causal_mask_is_the_op(
+    arguments: str, translate: Translate
+) -> None:
+    text = EFFICIENT.format(arguments=arguments)
+    _, _, forward = translate(text, {}, specialised=True, masks={"made": ["added"]})
+    assert OP in forward
+    assert "xformers" not in forward
+    generator = torch.Generator().manual_seed(seed := int.from_bytes(os.urandom(3), "big"))
+    print("seed", seed)
+    for length in (1, 9):
+        x = torch.randn(2, length, 4, 8, generator=generator)
+        names: dict[str, Any] = {"x": x, "torch": torch}
+        exec(forward.replace("return ", "ours = "), names)
+        mask = torch.full((1, 1, length, length), -1e9).triu(1)
+        given = vars(attention_forms) | {"x": x, "mask": mask}
+        expected = eval(f"memory_efficient_attention(x, x + 1, x - 1, {arguments})", given)
+        assert rmse_ratio(names["ours"], expected) < 1e-6
+
+
+@pytest.mark.parametrize("arguments", ["None", "x[0, 0, :, 0]", "scale=0.3"])
+def test_attention_of_xformers_under_no_causal_mask_stays(
+    arguments: str, translate: Translate
+) -> None:
+    text = EFFICIENT.format(arguments=arguments)
+    assert OP not in translate(text, {}, specialised=True, masks={"made": ["added"]})[2]
 
 
 ODD = """

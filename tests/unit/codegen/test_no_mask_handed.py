@@ -27,7 +27,7 @@ return self.out(y.reshape(b, t, -1))
 """
 
 
-def _saved(folder: Path) -> Path:
+def saved(folder: Path) -> Path:
     save_odd(folder, head=HEAD, attention=ATTENTION.split("scores =")[0] + CALL)
     file, theta = folder / "modeling_odd.py", "        self.theta = config.rope_theta\n"
     text = file.read_text().replace(
@@ -39,14 +39,14 @@ def _saved(folder: Path) -> Path:
 
 
 def test_it_is_what_the_attention_does_that_users_get(tmp_path: Path) -> None:
-    found = run_apart(GENERATE, [_saved(tmp_path / "no_mask")])["no_mask"]
+    found = run_apart(GENERATE, [saved(tmp_path / "no_mask")])["no_mask"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5
     assert "eager attention of modeling_odd hides later tokens where no mask does" in found["facts"]
 
 
 def test_a_module_that_is_not_there_has_no_text_to_look_at(tmp_path: Path) -> None:
-    folder = _saved(tmp_path / "no_mask")
+    folder = saved(tmp_path / "no_mask")
     file = folder / "modeling_odd.py"
     later = "def later():\n    from .linear_attention import linear\n"
     file.write_text(file.read_text().replace(HEAD, later + HEAD))
@@ -57,7 +57,7 @@ def test_a_module_that_is_not_there_has_no_text_to_look_at(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("eager", ["by the config", "by the class"])
 def test_eager_attention_that_is_asked_for_looks_ahead(eager: str, tmp_path: Path) -> None:
-    folder = _saved(tmp_path / "no_mask")
+    folder = saved(tmp_path / "no_mask")
     if eager == "by the config":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"attn_implementation": "eager"}))

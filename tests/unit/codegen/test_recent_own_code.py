@@ -166,20 +166,29 @@ def test_a_lookup_in_the_table_of_attention_is_the_canonical_op(translate: Trans
     assert "ALL_ATTENTION_FUNCTIONS" not in forward
 
 
-def test_a_mask_that_is_made_where_scores_are_square_is_causal(translate: Translate) -> None:
+OF_NUMBERS = FOLDED.replace("dtype=torch.bool", "dtype=torch.float32").replace(
+    "mask = ~mask", "mask = 1.0 - mask\n            mask = mask.to(torch.bool)"
+)
+
+
+@pytest.mark.parametrize("text", [FOLDED, OF_NUMBERS], ids=["truth values", "numbers"])
+def test_a_mask_that_is_made_where_scores_are_square_is_causal(
+    translate: Translate, text: str
+) -> None:
     sizes = {"norm": random.uniform(0.5, 2.0)}
     print(sizes)
-    state, _, forward = translate(FOLDED, sizes, specialised=True, mask=Known(None))
+    state, _, forward = translate(text, sizes, specialised=True, mask=Known(None))
     assert "torch.ops.onboard.torch_attention(" in forward
     assert "tril" not in forward
     x = torch.randn(3, 5, 8)
-    expected = _made(FOLDED, sizes)(x)
+    expected = _made(text, sizes)(x)
     torch.testing.assert_close(_made(_written(state), sizes)(x), expected)
 
 
-@pytest.mark.parametrize("change", ["mask.triu_()", "mask.tril_(1)"])
-def test_another_mask_is_not(translate: Translate, change: str) -> None:
-    text = FOLDED.replace("mask.tril_()", change)
+@pytest.mark.parametrize("text", [FOLDED, OF_NUMBERS], ids=["truth values", "numbers"])
+@pytest.mark.parametrize("change", ["mask.triu_()", "mask.tril_(1)", "mask.tril_().mul_(2.0)"])
+def test_another_mask_is_not(translate: Translate, change: str, text: str) -> None:
+    text = text.replace("mask.tril_()", change)
     try:
         _, _, forward = translate(text, {"norm": 1.0}, specialised=True, mask=Known(None))
     except Untranslatable:

@@ -56,6 +56,21 @@ def test_a_table_of_the_text_is_that_of_the_positions_which_look_it_up(tmp_path:
     assert not found["recorded"]
 
 
+def test_a_table_that_loses_the_dimension_of_a_single_token_is_that_of_longer_texts(
+    tmp_path: Path,
+) -> None:
+    """`squeeze(0)` of [1, size]: the code does not run for texts of one token, two in a batch."""
+    plain = _TABLES.replace("[None, None, :, :]", "").replace("[:, :, :length, ...]", "[:length]")
+    folder = save_odd(tmp_path / "odd_squeezed", head=plain, attention=ATTENTION)
+    file, made = folder / "modeling_odd.py", "self.theta = config.rope_theta"
+    tables = "self.tables = Tables(self.size, config.rope_theta)"
+    file.write_text(file.read_text().replace(made, tables))
+    found = run_apart(GENERATE, [folder])["odd_squeezed"]
+    assert found.get("error") is None, found["error"]
+    assert found["worst"] < 1e-5
+    assert not found["recorded"]
+
+
 _DYNAMIC = """
     def _grow(self, position_ids, device):
         seq_len = torch.max(position_ids) + 1

@@ -121,6 +121,21 @@ class _Attending(nn.Module):
         return _weighed(hidden_states), None
 
 
+class _Attends(nn.Module):
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        return self.mixed(hidden_states), None
+
+    def mixed(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+class _InheritsAttention(_Attends):
+    """Attention that its base has."""
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        return self.mixed(hidden_states * 2), None
+
+
 def _weighed(x: torch.Tensor) -> torch.Tensor:
     scores = (x @ x.mT).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1) > 0, -1e9)
     return torch.softmax(scores, dim=-1) @ x
@@ -132,6 +147,7 @@ def test_why_a_model_that_stops_elsewhere_would_have_no_cache() -> None:
     assert found.startswith("in model.layers.0.self_attn (_Shifted at test_without_cache.py:")
     assert unknown_mixing(_model(_Shifted), {"_Shifted"}) is None
     assert unknown_mixing(_model(_Attending), set()) is None  # its function has softmax
+    assert unknown_mixing(_model(_InheritsAttention), set()) is None  # its base has attention
     assert unknown_mixing(_model(_Alone), set()) is None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.hf.old import packages
 from onboard.hf.old.fla import linear_attention_forms as forms
 from onboard.verify.error import rmse_ratio
+from tests.support.odd_code import GENERATE, assert_translated, run_apart, save_odd
 from tests.unit.codegen.conftest import translate
 from tests.unit.codegen.test_own_code import _made, _written
 
@@ -131,6 +133,11 @@ def test_gates_and_norms(draw: Any) -> None:
         _near(norm(x, g), normed * norm.weight * gate)
     plain = forms.RMSNorm(8, eps=1e-5).double()
     _near(plain(x), normed)
+    other = draw(2, 3, 8)
+    both, added = plain(x, other, True)
+    _near(added, x + other)
+    for found in (both, plain(x, other), plain(x + other, None, True)[0]):
+        _near(found, plain(x + other))
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -293,3 +300,23 @@ def test_scans_become_the_ops(translate: Translate, draw: Any) -> None:
     with torch.no_grad():
         expected = _made(SCANS, {"size": 4})(x)
         assert rmse_ratio(_made(_written(state), {"size": 4})(x), expected) < 1e-5
+
+
+_NORMED = """
+y = self.attn(self.norm1(x), position_ids)
+y, x = self.norm2(y, x, True)
+return x + self.mlp(y)
+"""
+
+
+def test_a_norm_of_a_sum_that_gives_both_is_translated(tmp_path: Path) -> None:
+    head = "from fla.modules import RMSNorm\n"
+    folder = save_odd(tmp_path / "odd_summed", head=head, block=_NORMED)
+    file = folder / "modeling_odd.py"
+    text = file.read_text()
+    for norm in ("norm1", "norm2"):
+        made = f"self.{norm} = Norm(config.hidden_size, config.norm_eps)"
+        assert made in text
+        text = text.replace(made, f"self.{norm} = RMSNorm(config.hidden_size, eps=config.norm_eps)")
+    file.write_text(text)
+    assert_translated(run_apart(GENERATE, [folder])["odd_summed"])

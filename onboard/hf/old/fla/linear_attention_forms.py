@@ -334,9 +334,20 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_size))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x in the norm's scale."""
-        return rms_norm(x, self.weight, self.eps)
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Return x, to which the residual is added, in the norm's scale; `prenorm`: and the sum."""
+        if residual_in_fp32:
+            raise NotImplementedError("an RMSNorm whose residual is in float32 by itself")
+        if residual is not None:
+            x = x + residual
+        normed = rms_norm(x, self.weight, self.eps)
+        return (normed, x) if prenorm else normed
 
 
 def rms_norm_gated(

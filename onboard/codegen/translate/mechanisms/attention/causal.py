@@ -103,6 +103,13 @@ class DrawnHidden(Drawn, Hidden):
 
 
 @dataclass(frozen=True, eq=False)
+class Total(Value):
+    """The sum of a mask [batch, 1, queries, keys] that is added: far below zero, but for a text of one
+    token, whose query sees all keys under a causal mask, too.
+    """
+
+
+@dataclass(frozen=True, eq=False)
 class LastRow(Value):
     """What the last query's scores get of a mask [batch, keys]: zeros, for it sees all keys."""
 
@@ -215,13 +222,19 @@ class CausalMasks(Mechanism):
         """A tensor to which a mask is added is filled behind each query."""
         if isinstance(op, ast.Mult) and isinstance(left, Hidden) and _is_one(right):
             return left
+        if isinstance(op, ast.Sub) and _is_one(left) and isinstance(right, DrawnSeen):
+            return DrawnHidden(ast.BinOp(left.code(), op, right.expr))
         added = isinstance(op, ast.Add) and isinstance(right, Mask)
         added = added and not isinstance(right, Windowed)
         return masked(left) if added and isinstance(left, Code) and not left.static else None
 
     def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
-        """The keys that a text's last token sees are all."""
+        """The keys that a text's last token sees are all; a mask's sum is not zero."""
         match left, right:
+            case Total(), Known(value=0):
+                return (
+                    Known(isinstance(op, ast.NotEq)) if isinstance(op, ast.Eq | ast.NotEq) else None
+                )
             case LastRow(), Known(value=float() | int() as number) if number < 0:
                 return Ones() if isinstance(op, ast.Gt | ast.GtE) else None
         return None
@@ -275,8 +288,10 @@ class CausalMasks(Mechanism):
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
         """One of a dict of masks, or a mask in another shape or dtype, is a mask."""
         match owner, args.positional:
-            case Code() as ones, [] if attr == "tril_" and _is_ones(ones, frame):
+            case Code() as ones, [] if attr == "tril_" and _is_ones(ones, frame, "torch.bool"):
                 return Seen()
+            case Code() as ones, [] if attr == "tril_" and _is_ones(ones, frame, "torch.float32"):
+                return DrawnSeen(call(attribute(ones.code(), "tril")))
         if attr == "new_ones" and type(owner) is Code:
             return _square(plain_call(attribute(owner.code(), attr), args), args, frame)
         if (drawn := _drawn(owner, attr, args)) is not None:
@@ -284,6 +299,8 @@ class CausalMasks(Mechanism):
         match owner:
             case Mask(whole=True) if attr == "dim":
                 return Known(4)
+            case Mask(whole=True) if attr == "sum" and type(owner) is Mask:
+                return None if args.positional or args.keywords else Total()
             case Mask(whole=True) if attr in OF_MASKS - _KEEP_SHAPES:
                 return replace(owner, whole=False)
             case Mask() | LastRow() if attr == "get" or attr in OF_MASKS:
@@ -309,14 +326,16 @@ class CausalMasks(Mechanism):
         return stands_at_run_time(value)
 
 
-def _is_ones(made: Code, frame: Frame) -> bool:
-    """Whether a tensor was made of truth values, all true, for queries and keys of one text."""
+def _is_ones(made: Code, frame: Frame, dtype: str) -> bool:
+    """Whether a tensor of a dtype was made of ones, or truth values that are true, for queries and
+    keys of one text.
+    """
     match WrittenOut(local_values(frame)).visit(deepcopy(made.expr)):
         case ast.Call(func=function, args=[_, _, ast.expr() as queries, ast.expr() as keys]) as new:
             sizes = (queries, keys)
             counted = not any(isinstance(each, ast.Constant | ast.Starred) for each in sizes)
             dtypes = [ast.unparse(item.value) for item in new.keywords if item.arg == "dtype"]
-            return ast.unparse(function) == "torch.ones" and counted and dtypes == ["torch.bool"]
+            return ast.unparse(function) == "torch.ones" and counted and dtypes == [dtype]
     return False
 
 

@@ -1,4 +1,6 @@
-"""The canonical op of flash_attn's function: what it computes is known where it is stood in for."""
+"""The canonical op of the functions of flash_attn and xformers: what they compute is known where they
+are stood in for.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,16 @@ from onboard.codegen.translate.language.trees.syntax import (
     same_code,
 )
 from onboard.codegen.translate.language.trees.token_counts import as_many
-from onboard.codegen.translate.language.values import Code, Items, Known, Value
+from onboard.codegen.translate.language.values import Code, Items, Known, Mask, Value
 from onboard.codegen.translate.mechanisms.attention.sdpa import is_of_several
 from onboard.codegen.translate.mechanisms.layouts.laid import Laid, permuted
 from onboard.codegen.translate.mechanisms.recurrent import bound
-from onboard.hf.old.attention_forms import flash_attn_func, flash_attn_varlen_func
+from onboard.hf.old.attention_forms import (
+    LowerTriangularMask,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    memory_efficient_attention,
+)
 from onboard.hf.old.layers.kernel_casts import without_cast
 
 _NAMES = {*inspect.signature(flash_attn_varlen_func).parameters} - {"kwargs"}
@@ -36,17 +43,30 @@ _PLAIN = {"alibi_slopes": None, "return_attn_probs": False}
 
 
 class FlashCalls(Mechanism):
-    """`flash_attn_func(q, k, v, ..., causal=True)`, [batch, sequence, heads, dim], and that of texts one
-    after the other.
+    """`flash_attn_func(q, k, v, ..., causal=True)`, [batch, sequence, heads, dim], that of texts one
+    after the other, and `memory_efficient_attention(q, k, v, LowerTriangularMask())`.
     """
 
     def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
         """That where a text is causal, perhaps in a window or with a cap of its scores."""
         if args.stars:
             return None
+        if function is LowerTriangularMask:
+            return Mask()
+        if function is memory_efficient_attention:
+            return _under_a_bias(bound(function, args), frame)
         if function is flash_attn_varlen_func and args.keywords.keys() <= _NAMES:
             return _of_one_length(bound(function, args), frame)
         return _attended(bound(function, args), frame) if function is flash_attn_func else None
+
+
+def _under_a_bias(given: Mapping[str, Value], frame: Frame) -> Code | None:
+    """Return the canonical op where what is added to scores is a causal mask."""
+    if type(given["attn_bias"]) is not Mask:
+        return None
+    causal = {"softmax_scale": given["scale"], "causal": Known(True)}
+    positional = [given[key] for key in ("query", "key", "value")]
+    return _attended(bound(flash_attn_func, Args(positional, causal, [])), frame)
 
 
 def _attended(given: Mapping[str, Value], frame: Frame) -> Code | None:
