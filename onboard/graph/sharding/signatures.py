@@ -230,13 +230,16 @@ def over_one_dimension(node: Node) -> Signature | None:
 
 @signature_of(aten.mean, aten.sum, aten.amax, aten.var, aten.std, aten.linalg_vector_norm)
 def over_some_dimensions(node: Node) -> Signature | None:
-    """Over dimensions that have to be whole; None for an overload that has them otherwise."""
+    """Over dimensions that have to be whole, all where none is named; None for an overload that has
+    them otherwise.
+    """
     values = arguments(node)
     source, dims = values.get("self"), values.get("dim")
     if not isinstance(source, Node) or dims is None:
         return None
     letters = list(ascii_lowercase[: len(shape(source))])
-    gone = {dim % len(letters) for dim in (dims if isinstance(dims, list | tuple) else [dims])}
+    named = [dims] if isinstance(dims, int) else dims or range(len(letters))
+    gone = {dim % len(letters) for dim in named}
     kept = bool(values.get("keepdim"))
     out = [
         "." if place in gone else letter
