@@ -15,12 +15,15 @@ from unittest import mock
 
 import torch
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from onboard.errors import OnboardError
 from onboard.hf.architecture import causal_lm_class
 from onboard.hf.codebooks import with_tokens
 from onboard.untrusted.bounds import bounded_modules
+
+_GROUPED = 8
+"""Rows and columns of experts that torch's grouped product takes are multiples of it."""
 
 _OF_FILES = ("local_files_only", "use_safetensors", "trust_remote_code")
 """Options of `from_pretrained` that say how files are read."""
@@ -67,7 +70,7 @@ def build_reference(config: Any, **kwargs: Any) -> Any:
     `_from_config`.
     """
     with without_missing_towers(), bounded_modules(type(config).__name__):
-        return with_tokens(from_config(causal_lm_class(config), config, **kwargs))
+        return _of_any_size(with_tokens(from_config(causal_lm_class(config), config, **kwargs)))
 
 
 def from_config(model_class: Any, config: Any, **kwargs: Any) -> Any:
@@ -114,8 +117,20 @@ def load_reference(
     """
     with without_missing_towers():
         loaded = _load(causal_lm_class(config), config, folder, state, kwargs)
-    with_tokens(loaded[0] if isinstance(loaded, tuple) else loaded)
+    _of_any_size(with_tokens(loaded[0] if isinstance(loaded, tuple) else loaded))
     return loaded
+
+
+def _of_any_size(model: Any) -> Any:
+    """Return a model whose experts run one by one where torch's grouped product, transformers'
+    default, refuses their sizes: it takes rows of whole 16 bytes, which eight numbers of any float
+    fill.
+    """
+    chosen = isinstance(model, PreTrainedModel) and model._can_set_experts_implementation()
+    stacks = (weight.shape for weight in model.parameters() if weight.ndim == 3)
+    if chosen and any(size % _GROUPED for shape in stacks for size in shape[1:]):
+        model.set_experts_implementation("eager")
+    return model
 
 
 def _load(

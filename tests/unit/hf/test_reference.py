@@ -19,10 +19,11 @@ from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 
 from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.analysis.tiny.tiny_prompts import prompt
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.rehearsed_load import rehearse_load
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
-from onboard.hf.hf_model import build_reference, from_config, missing_towers
+from onboard.hf.hf_model import build_reference, from_config, load_reference, missing_towers
 
 _LACKS = ImportError(
     "The tower requires the X library. You can install it with pip: `pip install x-images`."
@@ -143,3 +144,30 @@ def test_what_fails_in_float32_too_says_so() -> None:
 
     with pytest.raises(RuntimeError, match="too small"):
         from_config(Failing, AutoConfig.for_model("llama", dtype=torch.float16))
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss", "qwen2_moe"])
+@pytest.mark.parametrize("width", [9, 10, 12, 24])
+def test_experts_of_any_size_run(model_type: str, width: int, tmp_path: Path) -> None:
+    """Torch's grouped product takes rows of whole 16 bytes; experts one by one take any."""
+    sizes = {"intermediate_size": width, "moe_intermediate_size": width, "num_hidden_layers": 1}
+    config = AutoConfig.for_model(
+        model_type,
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        head_dim=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        **sizes,
+    )
+    for name in ("num_experts", "num_local_experts"):
+        if hasattr(config, name):
+            setattr(config, name, 4)
+    made = build_reference(copy.deepcopy(config), dtype=torch.float32).eval()
+    made.save_pretrained(tmp_path)
+    read = load_reference(config, tmp_path, dtype=torch.float32).eval()
+    assert (read.config._experts_implementation == "eager") == (width % 8 > 0)
+    one_by_one = type(made).from_pretrained(tmp_path, experts_implementation="eager").eval()
+    expected = one_by_one(**prompt(0), use_cache=False).logits
+    for model in (made, read):
+        torch.testing.assert_close(model(**prompt(0), use_cache=False).logits, expected)
