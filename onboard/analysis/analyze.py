@@ -292,6 +292,12 @@ def _record(model: nn.Module) -> list[Recording]:
     for inputs in prompts(model):
         with torch.no_grad():
             expected = model(**inputs, use_cache=False).logits
+        if not expected.isfinite().all():
+            raise OnboardError(
+                f"the logits of transformers' own {type(model).__name__} are not finite, with the numbers"
+                " of this config and small random weights",
+                hint="Compare config.json with that of the released model",
+            )
         recording = record(model, inputs)
         error = rmse_ratio(recording.logits, expected)
         odd = {call.path for call in recording.attention if not call.mask_is_causal}

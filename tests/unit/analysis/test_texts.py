@@ -80,3 +80,18 @@ def test_random_blocks_of_attention_are_not_causal(changes: dict[str, Any]) -> N
         OnboardError, match="is not causal: a token changes the logits of tokens before it"
     ):
         analyze(config, model="x")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rms_norm_eps": float("nan")},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": -5.0}},
+    ],
+)
+def test_numbers_that_transformers_makes_no_number_of_are_the_configs(
+    changes: dict[str, Any],
+) -> None:
+    with pytest.raises(OnboardError, match="own LlamaForCausalLM are not finite") as error:
+        analyze(config_dict("llama") | changes, model="x")
+    assert "config.json" in error.value.hint
