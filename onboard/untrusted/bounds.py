@@ -103,9 +103,10 @@ _COUNTS = (
     (re.compile(r"(.*_)?(layers?|depths?|blocks|stages)"), LAYERS),
     (re.compile(r"(.*_)?(experts|heads?|groups|codebooks|quantizers|channels)"), PARTS),
     (re.compile(r".*_(size|dim|rank|inner)|d_[a-z]+|n_(embd|inner)|dim"), WIDTH),
+    (re.compile(r"max_(.*_)?positions?(_embeddings)?|n_(positions|ctx)|max_seq_len"), SEQUENCE),
 )
-"""Keys of a config, wherever they stand in it, whose numbers say how often something is built or
-how wide it is.
+"""Keys of a config, wherever they stand in it, whose numbers say how often something is built, and
+how wide or long it is.
 """
 _SIZES = frozenset({"hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"})
 """Of which a negative one, as others have for "none", means nothing."""

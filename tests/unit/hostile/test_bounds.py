@@ -60,6 +60,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "inside": ({"text_config": {"num_hidden_layers": 5000}}, "num_hidden_layers 5,000"),
     "experts": ({"num_local_experts": 10**6}, "num_local_experts 1,000,000"),
     "width": ({"hidden_size": 10**9}, "hidden_size 1,000,000,000"),
+    "length": ({"max_position_embeddings": 10**12}, "max_position_embeddings 1,000,000,000,000"),
     "negative": ({"num_hidden_layers": -3}, "num_hidden_layers -3"),
     "negative inside": ({"text_config": {"vocab_size": -1}}, "vocab_size -1"),
     "bits": ({"rope_theta": 2**70}, "a number of 71 bits"),
