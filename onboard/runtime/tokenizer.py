@@ -16,6 +16,7 @@ from onboard.untrusted.bounds import (
     VOCABULARY_BYTES,
     read_json,
 )
+from onboard.untrusted.lfs_pointer import refuse_pointer
 from onboard.untrusted.limited import limited
 from onboard.untrusted.silence import silence
 
@@ -182,6 +183,9 @@ def _no_tokenizer(checkpoint: Path, error: Exception) -> OnboardError:
             f"the tokenizer in {checkpoint} is code of the model's repository, which is not run here",
             hint="Save it as a tokenizer.json without auto_map (save_pretrained of a fast tokenizer)",
         )
+    for name in _FILES:
+        if (checkpoint / name).is_file():
+            refuse_pointer(checkpoint / name)
     reason = " ".join(str(error).split())
     return OnboardError(
         f"the tokenizer in {checkpoint} does not load: {reason}", hint="Fetch the checkpoint again"

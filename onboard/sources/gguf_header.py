@@ -25,6 +25,7 @@ from onboard.untrusted.bounds import (
     HEADER_BYTES,
     require_regular,
 )
+from onboard.untrusted.lfs_pointer import refuse_pointer
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -96,6 +97,7 @@ def read_header(path: Path) -> GgufHeader:
     """
     status = path.stat()
     require_regular(path, status)
+    refuse_pointer(path)
     with path.open("rb") as file:
         if status.st_size < 24:
             raise _damaged(path.name, f"{status.st_size} bytes are no GGUF file")

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from onboard.errors import OnboardError
 from onboard.sources.language_part import part_of
 from onboard.untrusted.bounds import DIMENSIONS, HEADER_BYTES, INDEX_BYTES, INTEGER, read_json
+from onboard.untrusted.lfs_pointer import refuse_pointer
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -237,6 +238,7 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
     """Return what a safetensors file holds; raise `OnboardError` when its header and its size
     disagree.
     """
+    refuse_pointer(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
