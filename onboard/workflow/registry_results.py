@@ -22,7 +22,14 @@ from onboard.workflow.files import write_atomically
 from onboard.workflow.run_state import current_versions
 
 YES, NO, UNTESTED, NOT_THERE = "Yes", "No", "Untested", "N/A"
-FEATURES = ("cuda_graphs", "batched_decode", "chunked_prefill", "prefix_reuse", "sliding_window")
+FEATURES = (
+    "cuda_graphs",
+    "batched_decode",
+    "chunked_prefill",
+    "prefix_reuse",
+    "sliding_window",
+    "tensor_parallel",
+)
 """What a run can show, in the order of the matrix."""
 KNOWN_PREFIX = "known prefix"
 """What the run agent's comparison (which imports torch) calls its check of a prompt that is asked
@@ -180,6 +187,7 @@ def shown_features(full: Mapping[str, Any], window: int | None) -> dict[str, str
         else YES
         if window and longest > window
         else UNTESTED,
+        "tensor_parallel": YES if full["settings"].get("world_size", 1) > 1 else UNTESTED,
     }
 
 

@@ -89,7 +89,6 @@ def refreshed(text: str, entry: registry.RegistryEntry, results: Sequence[Result
     features = [
         cell(entry.name),
         *(found[name] for name in RUN_FEATURES),
-        NO,
         NOT_THERE if entry.note is None else NO,
     ]
     return _with_rows(
@@ -170,7 +169,7 @@ def feature_row(
     if window(spec) == 0:
         found["sliding_window"] = NOT_THERE
     quantised = _reads_quantised(spec, results)
-    return [cell(registration["name"]), *(found[name] for name in RUN_FEATURES), NO, quantised]
+    return [cell(registration["name"]), *(found[name] for name in RUN_FEATURES), quantised]
 
 
 def _reads_quantised(spec: ModelSpec, results: Sequence[Result]) -> str:

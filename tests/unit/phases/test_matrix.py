@@ -80,7 +80,7 @@ def test_a_judged_text_replaces_one_that_was_not(context_for: ContextFactory) ->
 def test_only_what_ran_says_yes(context_for: ContextFactory) -> None:
     context = _onboarded(context_for, "a/l", run={"agrees": False, "status": "bad_generation"})
     assert (
-        "| a/l | Untested | Untested | Untested | Untested | N/A | No | N/A |"
+        "| a/l | Untested | Untested | Untested | Untested | N/A | Untested | N/A |"
         in matrix_path(context.root).read_text()
     )
     assert _rows(context, 4)[0].startswith("failed on 20")
@@ -109,6 +109,18 @@ def test_a_prefix_counts_as_reused_when_a_run_has_checked_it(context_for: Contex
     assert (
         "| a/l | Untested | Yes | Untested | Yes | N/A |" in matrix_path(context.root).read_text()
     )
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, "Untested"), (2, "Yes")])
+def test_ranks_count_when_a_run_had_several(
+    context_for: ContextFactory, ranks: int, expected: str
+) -> None:
+    context = _onboarded(context_for, "a/l")
+    run = make_run()
+    run["runs"]["full"]["settings"]["world_size"] = ranks
+    context.write_json("run.json", run)
+    Matrix().run(context)
+    assert f"| N/A | {expected} | N/A |" in matrix_path(context.root).read_text()
 
 
 def test_a_matrix_of_before_gets_the_column_that_it_lacks(context_for: ContextFactory) -> None:

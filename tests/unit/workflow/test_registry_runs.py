@@ -185,7 +185,7 @@ def test_each_runs_in_a_process_and_leaves_log_row_verdict_and_matrix(
     assert a.versions.keys() == {"onboard", "torch", "transformers"}
     assert a.features == {
         "cuda_graphs": "Untested", "batched_decode": "Yes", "chunked_prefill": "Yes", "prefix_reuse": "Yes",
-        "sliding_window": "Untested",
+        "sliding_window": "Untested", "tensor_parallel": "Untested",
     }  # fmt: skip
     assert (b.status, b.outcome, b.error) == ("failed", "runtime_error", "it broke")
     assert (c.status, c.outcome) == ("failed", "lost")
@@ -203,8 +203,11 @@ def test_each_runs_in_a_process_and_leaves_log_row_verdict_and_matrix(
     matrix = matrix_path(root).read_text()
     assert "| `AForCausalLM` | org/a | a |  | cpu float32 | [^a] |" in matrix
     assert f"| org/b | b |  | failed on {b.date[:10]} |" in matrix
-    assert "| org/a | Untested | Yes | Yes | Yes | Untested | No | N/A |" in matrix
-    assert "| org/b | Untested | Untested | Untested | Untested | Untested | No | N/A |" in matrix
+    assert "| org/a | Untested | Yes | Yes | Yes | Untested | Untested | N/A |" in matrix
+    assert (
+        "| org/b | Untested | Untested | Untested | Untested | Untested | Untested | N/A |"
+        in matrix
+    )
     assert "[^a]: [configs/a.yaml](configs/a.yaml)" in matrix
     assert len(told.logs) == 3
 
