@@ -70,11 +70,16 @@ def build_reference(config: Any, **kwargs: Any) -> Any:
     `_from_config`.
     """
     with without_missing_towers(), bounded_modules(type(config).__name__):
-        return _of_any_size(with_tokens(from_config(causal_lm_class(config), config, **kwargs)))
+        return with_tokens(from_config(causal_lm_class(config), config, **kwargs))
 
 
 def from_config(model_class: Any, config: Any, **kwargs: Any) -> Any:
-    """Return `model_class._from_config(config, **kwargs)`; code that refuses eager attention, by
+    """Return `model_class._from_config(config, **kwargs)`, which runs whatever its sizes are."""
+    return _of_any_size(_from_config(model_class, config, **kwargs))
+
+
+def _from_config(model_class: Any, config: Any, **kwargs: Any) -> Any:
+    """Return the model of a config as its class makes it; code that refuses eager attention, by
     that name, gets torch's function. A constructor that fails in another dtype than float32, which
     transformers of its year made all models in, runs in that; its parameters get the dtype then.
     """
@@ -126,9 +131,10 @@ def _of_any_size(model: Any) -> Any:
     default, refuses their sizes: it takes rows of whole 16 bytes, which eight numbers of any float
     fill.
     """
-    chosen = isinstance(model, PreTrainedModel) and model._can_set_experts_implementation()
+    if not (isinstance(model, PreTrainedModel) and model._can_set_experts_implementation()):
+        return model
     stacks = (weight.shape for weight in model.parameters() if weight.ndim == 3)
-    if chosen and any(size % _GROUPED for shape in stacks for size in shape[1:]):
+    if any(size % _GROUPED for shape in stacks for size in shape[1:]):
         model.set_experts_implementation("eager")
     return model
 

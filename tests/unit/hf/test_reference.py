@@ -24,6 +24,7 @@ from onboard.errors import OnboardError
 from onboard.graph.weight_load.rehearsed_load import rehearse_load
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
 from onboard.hf.hf_model import build_reference, from_config, load_reference, missing_towers
+from onboard.testing.models import hf_causal_lm
 
 _LACKS = ImportError(
     "The tower requires the X library. You can install it with pip: `pip install x-images`."
@@ -167,6 +168,8 @@ def test_experts_of_any_size_run(model_type: str, width: int, tmp_path: Path) ->
     made.save_pretrained(tmp_path)
     read = load_reference(config, tmp_path, dtype=torch.float32).eval()
     assert (read.config._experts_implementation == "eager") == (width % 8 > 0)
+    tested = hf_causal_lm(type(made), config, seed=0)
+    assert tested.config._experts_implementation == read.config._experts_implementation
     one_by_one = type(made).from_pretrained(tmp_path, experts_implementation="eager").eval()
     expected = one_by_one(**prompt(0), use_cache=False).logits
     for model in (made, read):
