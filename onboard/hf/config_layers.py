@@ -16,7 +16,7 @@ _OTHER_COUNTS = ("num_blocks",)
 """Fields that, where they have the number of layers, count the same layers once more."""
 _LAST_LAYERS = ("num_kv_shared_layers",)
 """Fields that say how many of the last layers are of another kind."""
-_VIEWS = ("layer_types", "layers_block_type", "kv_sharing_modes")
+_VIEWS = ("layer_types", "layers_block_type", "layers_num_experts", "kv_sharing_modes")
 """What a config derives for each layer."""
 _INDICES = re.compile(r"(\w+_)?(layers?|attn)(_(indices|ids|idxs?|indexe?s))?")
 """Fields that list the indices of layers."""

@@ -224,19 +224,33 @@ def _cut(
 
 def _has_all_kinds(small: PretrainedConfig, layers: Layers) -> bool:
     """Whether a small config tells its layers apart as the full one does, also where its class works
-    that out anew: derives a value for each layer, of all that there are, and has layers in and out
-    of each list of layers.
+    that out anew: derives values for each layer, together of all kinds that there are, and has
+    layers in and out of each list of layers.
     """
     made = read_layers(small, small.to_dict())
     if made is None:
         return False
-    views = [(view, getattr(small, name)) for name, view in layers.views.items()]
-    return all(
-        set(map(str, view)) <= set(map(str, new)) and len(new) == made.count for view, new in views
-    ) and all(
-        _sides(made.indices.get(name, []), made) == _sides(indices, layers)
-        for name, indices in layers.indices.items()
+    views = [getattr(small, name) for name in layers.views]
+    return (
+        all(len(view) == made.count for view in views)
+        and _kinds(list(layers.views.values())) <= _kinds(views)
+        and all(
+            _sides(made.indices.get(name, []), made) == _sides(indices, layers)
+            for name, indices in layers.indices.items()
+        )
     )
+
+
+def _kinds(views: Sequence[Sequence[Any]]) -> set[tuple[str, ...]]:
+    """Return the kinds of layers that values of each layer tell apart: texts as they are, numbers, as
+    of experts, of which a small config has fewer, by their order.
+    """
+    return set(zip(*map(_in_order, views), strict=True))
+
+
+def _in_order(view: Sequence[Any]) -> list[str]:
+    numbers = sorted({value for value in view if type(value) is int})
+    return [str(numbers.index(value) if type(value) is int else value) for value in view]
 
 
 def _sides(indices: Sequence[int], layers: Layers) -> set[bool]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,26 @@ def test_kinds_that_follow_from_the_position_take_the_first_layers() -> None:
 @pytest.mark.parametrize("model_type", ["zamba", "zamba2"])
 def test_a_block_that_hybrid_layers_share_is_in_two_of_them(model_type: str) -> None:
     assert list(_tiny(model_type).layers_block_type).count("hybrid") == 2
+
+
+def test_kinds_of_two_periods_are_all_there() -> None:
+    """Which layers attend and which are mixtures follow periods of their own."""
+    attends, mixes = random.sample(range(2, 6), 2)
+    periods = {"attn_layer_period": attends, "expert_layer_period": mixes}
+    offsets = {"attn_layer_offset": attends - 1, "expert_layer_offset": random.randrange(mixes)}
+    layers = {"num_hidden_layers": attends * mixes, "num_experts": random.choice((3, 16))}
+    print({**periods, **offsets, **layers})
+    whole = load_config({"model_type": "jamba", **periods, **offsets, **layers})
+    kinds = [
+        {
+            (kind, experts > 1)
+            for kind, experts in zip(
+                config.layers_block_type, config.layers_num_experts, strict=True
+            )
+        }
+        for config in (whole, tiny_config(whole))
+    ]
+    assert kinds[0] == kinds[1]
 
 
 def test_what_single_layers_have_for_themselves_keeps_its_ratio() -> None:
