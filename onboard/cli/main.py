@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import traceback
+from contextlib import redirect_stdout
 from typing import Any
 
 import typer
@@ -119,8 +120,11 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 def _call(arguments: list[str]) -> Result | int:
     """Run the command; return its exit code or what it leaves to be printed."""
     _refuse_what_is_no_text(arguments)
+    # What libraries print, as transformers does of some classes, is no part of a document
+    output = sys.stderr if "--json" in arguments else sys.stdout
     try:
-        result = app(arguments, prog_name="onboard", standalone_mode=False)
+        with redirect_stdout(output):
+            result = app(arguments, prog_name="onboard", standalone_mode=False)
     except typer.Exit as error:
         return int(error.exit_code)
     except typer.Abort:

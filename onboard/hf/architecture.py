@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
@@ -75,7 +77,8 @@ def find_language_model(config: PretrainedConfig) -> Any | None:
     """
     auto = _auto_classes()
     tables = (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING)
-    own = [_first(table[type(config)]) for table in tables if type(config) in table]
+    with redirect_stdout(StringIO()):  # as it imports a class, transformers prints what docs lack
+        own = [_first(table[type(config)]) for table in tables if type(config) in table]
     named = [item for item in own if item.__name__ in (config.architectures or [])]
     if own:
         return (named or own)[0]

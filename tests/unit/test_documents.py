@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,22 @@ def test_status_and_doctor(
     assert found["models"]["org--name"]["phases"]["gather"]["status"] == "interrupted"
     monkeypatch.setattr("onboard.cli.commands.doctor._PACKAGES", ("pydantic",))
     assert document(["doctor"], 0, capsys)["facts"]["pydantic"]
+
+
+def test_what_a_library_prints_is_no_part_of_a_document(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def talking() -> Iterator[tuple[str, str]]:
+        print("[ERROR] No checkpoint found")
+        yield "gpu", "none"
+
+    monkeypatch.setattr("onboard.cli.commands.doctor._facts", talking)
+    assert main.run(["doctor", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["facts"] == {"gpu": "none"}
+    assert shown.err == "[ERROR] No checkpoint found\n"
+    assert main.run(["doctor"]) == 0
+    assert "[ERROR]" in capsys.readouterr().out
 
 
 def test_check(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.rehearsed_load import rehearse_load
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
+from onboard.hf import architecture
 from onboard.hf.hf_model import build_reference, from_config, load_reference, missing_towers
 from onboard.testing.models import hf_causal_lm
 
@@ -174,3 +175,23 @@ def test_experts_of_any_size_run(model_type: str, width: int, tmp_path: Path) ->
     expected = one_by_one(**prompt(0), use_cache=False).logits
     for model in (made, read):
         torch.testing.assert_close(model(**prompt(0), use_cache=False).logits, expected)
+
+
+def test_what_transformers_prints_of_classes_is_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does as it imports a class whose docs lack something; in answers that is no text."""
+
+    class Talking(dict[type, Any]):
+        def __getitem__(self, key: type) -> Any:
+            print("[ERROR] No checkpoint found")
+            return super().__getitem__(key)
+
+    config, found = AutoConfig.for_model("llama"), SimpleNamespace(__name__="Found")
+    tables = SimpleNamespace(
+        MODEL_FOR_CAUSAL_LM_MAPPING=Talking({type(config): found}),
+        MODEL_FOR_MULTIMODAL_LM_MAPPING={},
+    )
+    monkeypatch.setattr(architecture, "_auto_classes", lambda: tables)
+    assert architecture.find_language_model(config) is found
+    assert capsys.readouterr().out == ""
