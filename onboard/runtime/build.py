@@ -249,7 +249,10 @@ def _towers(context: TransformContext) -> Towers | OwnTowers:
 def check_cached(gm: nn.Module, context: TransformContext) -> None:
     """Raise `OnboardError` if an attention op has no KV cache, or the model has no cache at all."""
     graph = context.factory.mode == "graph"
-    written_out = "Its own code is not recognised: onboard the model, which translates it"
+    written_out = (
+        "Its own code is not recognised: onboard the model, which translates it; where that is"
+        " refused, too, nothing here runs it yet"
+    )
     if left := uncached_attention(gm):
         raise OnboardError(
             f"{len(left)} attention calls have no cache, for example {left[0].name}",
