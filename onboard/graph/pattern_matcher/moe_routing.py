@@ -22,6 +22,7 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.fx import ancestors, arguments, attr_tensor, is_op, nodes_of
 from onboard.graph.new_nodes import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
+from onboard.graph.weight_load.parameters import leave_unread
 from onboard.ops.library import declared
 from onboard.verify.tolerances import ROUTER
 
@@ -281,3 +282,5 @@ def _replace(
     )
     mixture.update_arg(1, experts)
     mixture.update_arg(2, weights)
+    if not has_bias:  # one that decides nothing, as all experts are chosen: checkpoints have it
+        leave_unread(gm, [str(node.target) for node in routing.constants])

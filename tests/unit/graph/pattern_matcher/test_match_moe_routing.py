@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import onboard.ops  # noqa: F401
 from onboard.graph.fx import ancestors, arguments, nodes_of, placeholders
 from onboard.graph.pattern_matcher.moe_routing import _BIAS_SCALES, _routing, _trial, _width
+from onboard.graph.weight_load.parameters import unread_names
 from tests.support.graph.fusion import apply, exported
 from tests.support.graph.harness import rmse
 
@@ -106,6 +107,26 @@ def test_routers_become_one_op(route):
     assert not any(
         name in target for target in names for name in ("topk", "softmax", "sigmoid", "gather")
     )
+    x = torch.randn(3, 7, HIDDEN)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
+@pytest.mark.parametrize("chosen", [TOP, EXPERTS])
+def test_a_bias_that_decides_nothing_is_left_in_the_checkpoint(chosen):
+    """Where all experts are chosen, which of them come first is all that it says."""
+
+    def route(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        scores = logits.sigmoid()
+        experts = (scores + bias).topk(chosen)[1]
+        return experts, scores.gather(-1, experts)
+
+    model = Model(route)
+    del model.bias
+    model.bias = nn.Parameter(torch.randn(EXPERTS) * 0.1, requires_grad=False)
+    gm, info, _ = apply("match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu"))
+    assert info.num_matches == 1
+    assert (unread_names(gm) == {"bias"}) == (chosen == EXPERTS)
+    assert ("bias" in dict(gm.named_parameters())) == (chosen < EXPERTS)
     x = torch.randn(3, 7, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
 
