@@ -359,7 +359,7 @@ def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockPro
             error = NOTHING if nothing else compare_outputs(path, type(module).__name__, *some)[1]
             note(proofs, path, type(module).__name__, error)
             return output  # what it gives of the others shows in what is made of them
-        expected = call.output
+        expected = (call.output, *call.left) if call.left else call.output
         if both_zero(output, expected):
             note(proofs, path, type(module).__name__, NOTHING)
             return output

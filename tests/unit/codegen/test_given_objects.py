@@ -2,69 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.odd_code import GENERATE, assert_translated, run_apart, save_odd
+from tests.support.given_objects import BLOCK, MADE, MODEL, OF_STREAM, STREAM, TURN, save_given
+from tests.support.odd_code import GENERATE, assert_translated, run_apart
 
-_HEAD = """
-from collections import namedtuple
-from dataclasses import asdict, dataclass, field, replace
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Optional
-
-
-def rotate(y, cos, sin):
-    first, second = y.chunk(2, -1)
-    return (y * cos + torch.cat((-second, first), -1) * sin).to(y.dtype)
-
-
-def angles_of(position_ids, config):
-    size = config.hidden_size // config.num_attention_heads
-    inv = 1.0 / config.rope_theta ** (torch.arange(0, size, 2, device=position_ids.device).float() / size)
-    angles = position_ids[:, None, :, None].float() * inv
-    return torch.cat((angles, angles), -1)
-
-
-@dataclass
-class Rotary:
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-
-"""
-_TURN = "q, k = rotate(q, given.cos, given.sin), rotate(k, given.cos, given.sin)"
-_ATTENTION = """
-b, t, _ = x.shape
-q, k, v = self.qkv(x).chunk(3, dim=-1)
-q = q.view(b, t, self.heads, self.size).transpose(1, 2)
-k = k.view(b, t, self.heads, self.size).transpose(1, 2)
-v = v.view(b, t, self.heads, self.size).transpose(1, 2)
-{turn}
-y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-return self.out(y.transpose(1, 2).reshape(b, t, -1))
-"""
-_BLOCK = "x = x + self.attn(self.norm1(x), given)\nreturn x + self.mlp(self.norm2(x))"
-_MODEL = """
-x, angles = self.embed(input_ids), angles_of(position_ids, self.config)
-given = {made}
-for layer in self.layers:
-    x = layer(x, given)
-return self.norm(x)
-"""
-_MADE = "Rotary(angles.cos(), angles.sin())"
-_STREAM = "@dataclass\nclass Stream:\n    x: torch.Tensor\n    rotary: Rotary\n    depth: int = 0"
-_OF_STREAM = """
-x, angles = self.embed(input_ids), angles_of(position_ids, self.config)
-given = Stream(x, Rotary(angles.cos(), angles.sin()))
-for layer in self.layers:
-    given = layer(given)
-return self.norm(given.x)
-"""
-
-Form = dict[str, str]
-GIVEN: dict[str, Form] = {
+GIVEN: dict[str, dict[str, str]] = {
     "dataclass": {},
     "named_tuple": {
         "head": "class State(NamedTuple):\n    cos: torch.Tensor\n    sin: torch.Tensor\n"
@@ -98,8 +41,8 @@ GIVEN: dict[str, Form] = {
     "nested": {
         "head": "@dataclass\nclass Context:\n    rotary: Rotary\n    scale: float = 0.5\n"
         "    causal: bool = True",
-        "made": f"Context(rotary={_MADE})",
-        "turn": _TURN.replace("given", "given.rotary") + "\nq = q * given.scale\n"
+        "made": f"Context(rotary={MADE})",
+        "turn": TURN.replace("given", "given.rotary") + "\nq = q * given.scale\n"
         "if not given.causal:\n    raise ValueError",
     },
     "helpers": {
@@ -111,23 +54,23 @@ GIVEN: dict[str, Form] = {
         "turn": "q, k = turned(q, k, given)",
     },
     "as_keywords": {
-        "block": _BLOCK.replace("given", "**vars(given)"),
+        "block": BLOCK.replace("given", "**vars(given)"),
         "taken": "cos, sin",
         "turn": "q, k = rotate(q, cos, sin), rotate(k, cos, sin)",
     },
     "as_a_dict": {
-        "block": _BLOCK.replace("given", "asdict(given)"),
+        "block": BLOCK.replace("given", "asdict(given)"),
         "turn": "q, k = rotate(q, given['cos'], given['sin']), rotate(k, given['cos'], given['sin'])",
     },
     "by_keyword": {
-        "model": _MODEL.replace("layer(x, given)", "layer(x, given=given)"),
-        "block": _BLOCK.replace("given", "given=kwargs['given']"),
+        "model": MODEL.replace("layer(x, given)", "layer(x, given=given)"),
+        "block": BLOCK.replace("given", "given=kwargs['given']"),
         "block_taken": "**kwargs",
         "taken": "*, given: Optional[Rotary] = None",
     },
     "another_one": {
-        "head": _STREAM,
-        "model": _OF_STREAM,
+        "head": STREAM,
+        "model": OF_STREAM,
         "block": "x = given.x + self.attn(self.norm1(given.x), given.rotary)\n"
         "return replace(given, x=x + self.mlp(self.norm2(x)), depth=given.depth + 1)",
         "block_only": "given",
@@ -167,7 +110,7 @@ GIVEN: dict[str, Form] = {
         "    x = x + self.attn(self.norm1(x))\nelse:\n"
         "    x = x + self.attn(self.norm1(x), given=given)\nreturn x + self.mlp(self.norm2(x))",
         "taken": "given: Optional[State] = None",
-        "turn": f"if given is not None:\n    {_TURN}\n    q = q * given.scale",
+        "turn": f"if given is not None:\n    {TURN}\n    q = q * given.scale",
     },
     "asked": {
         "head": "from functools import cached_property\n\n\nclass State:\n"
@@ -185,9 +128,9 @@ GIVEN: dict[str, Form] = {
     "collected": {
         "head": "@dataclass\nclass Made:\n    hidden: torch.Tensor\n    size: torch.Tensor\n"
         "    states: list = field(default_factory=list)",
-        "block": f"{_BLOCK.replace('return x +', 'x = x +')}\n"
+        "block": f"{BLOCK.replace('return x +', 'x = x +')}\n"
         "return Made(x, size=x.norm(dim=-1, keepdim=True))",
-        "model": _MODEL.replace("{made}", _MADE)
+        "model": MODEL.replace("{made}", MADE)
         .replace("for layer", "outs = []\nfor layer")
         .replace(
             "x = layer(x, given)", "out = layer(x, given)\n    x = out.hidden\n    outs.append(out)"
@@ -195,9 +138,9 @@ GIVEN: dict[str, Form] = {
         .replace("norm(x)", "norm(x / sum(out.size for out in outs))"),
     },
     "changed_by_its_owner": {
-        "head": f"{_STREAM}\n\n    def add(self, x):\n        self.x = self.x + x\n"
+        "head": f"{STREAM}\n\n    def add(self, x):\n        self.x = self.x + x\n"
         "        self.depth += 1",
-        "model": _OF_STREAM.replace(
+        "model": OF_STREAM.replace(
             "    given = layer(given)",
             "    given.add(layer(given.x, given.rotary) / (1 + given.depth))\n    other = given\n"
             "    other.x = other.x * 0.5",
@@ -213,40 +156,10 @@ GIVEN: dict[str, Form] = {
 }
 
 
-def _save(folder: Path) -> Path:
-    form = (GIVEN | REFUSED)[folder.name]
-    attention = _ATTENTION.format(turn=form.get("turn", _TURN))
-    if end := form.get("end"):
-        start = attention.partition("return ")[0]
-        attention = f"{start}y = y.transpose(1, 2).reshape(b, t, -1)\n{end}"
-    model = form.get("model", _MODEL).replace("{made}", form.get("made", _MADE))
-    bodies = {"attention": attention, "block": form.get("block", _BLOCK), "model": model}
-    file = save_odd(folder, head=_HEAD + form.get("head", ""), **bodies) / "modeling_odd.py"
-    text = file.read_text()
-    before, attended, after = text.partition("class Attention(nn.Module):")
-    attention, block, rest = after.partition("class Block(nn.Module):")
-    attention = attention.replace("x, position_ids)", f"x, {form.get('taken', 'given')})", 1)
-    taken = form.get("block_only") or f"x, {form.get('block_taken', 'given')}"
-    rest = rest.replace("x, position_ids)", f"{taken})", 1)
-    made = "        self.embed = nn.Embedding"
-    kind = "        self.index = index\n"
-    rest = rest.replace(kind, f"{kind}        self.kind = 'local' if index % 2 else 'full'\n", 1)
-    rest = rest.replace(made, f"        {form.get('kept', 'pass')}\n{made}", 1)
-    file.write_text(before + attended + attention + block + rest)
-    return folder
-
-
-REFUSED: dict[str, Form] = {
-    "changed_by_a_layer": {
-        "head": _STREAM,
-        "model": _OF_STREAM.replace("given = layer(given)", "layer(given)"),
-        "block": "given.x = given.x + self.attn(self.norm1(given.x), given.rotary)\n"
-        "given.x = given.x + self.mlp(self.norm2(given.x))",
-        "block_only": "given",
-    },
+REFUSED: dict[str, dict[str, str]] = {
     "changed_under_another_name": {
-        "head": _STREAM,
-        "model": _OF_STREAM.replace("for layer", "other = given\nfor layer")
+        "head": STREAM,
+        "model": OF_STREAM.replace("for layer", "other = given\nfor layer")
         .replace("given = layer(given)", "given.x = layer(given.x, given.rotary)")
         .replace("given.x)", "other.x)"),
     },
@@ -256,7 +169,9 @@ REFUSED: dict[str, Form] = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     folder = tmp_path_factory.mktemp("given")
-    return run_apart(GENERATE, [_save(folder / name) for name in (*GIVEN, *REFUSED)])
+    return run_apart(
+        GENERATE, [save_given(folder / key, form) for key, form in (GIVEN | REFUSED).items()]
+    )
 
 
 @pytest.mark.parametrize("name", [*GIVEN])
@@ -268,7 +183,6 @@ def test_its_fields_are_given(name: str, found: dict[str, dict[str, object]]) ->
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("changed_by_a_layer", "a change of Stream(...), which others have, too"),
         ("changed_under_another_name", "given, which a loop changes, and which has another name"),
     ],
 )

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field, replace
 
 from onboard.codegen.translate.language.trees.syntax import name
-from onboard.codegen.translate.language.values import Code, Items, Value
+from onboard.codegen.translate.language.values import Code, Items, Known, Value
 
 
 @dataclass
@@ -38,3 +38,19 @@ class Env:
             for key, each in tuples.items()
             if all(part is named or not part.mentions(variable) for part in each.parts())
         }
+
+
+def is_computed(value: Value, variable: str) -> bool:
+    """Whether a value is a tuple with parts computed from `variable`, as shapes are, and so best
+    kept whole.
+    """
+    if not isinstance(value, Items):
+        return False
+    plain = all(
+        isinstance(item, Known) or (type(item) is Code and not item.transposed)
+        for item in value.items
+    )
+    bare = any(
+        isinstance(item, Code) and ast.unparse(item.expr) == variable for item in value.items
+    )
+    return plain and not bare

@@ -17,14 +17,16 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.env import Env, is_computed
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.holes import Result, fill
 from onboard.codegen.translate.language.object_values import Closure, Instance, PlainObject
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.trees.syntax import name
-from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Mapping, Value
 
+GIVEN = "given."
+"""Begins the names under which a function's arguments lie, whatever becomes of its parameters."""
 Sides = Sequence[tuple[Value, list[ast.stmt]]]
 
 
@@ -42,6 +44,10 @@ class Frame:
     env: Env = field(default_factory=Env)
     out: list[ast.stmt] = field(default_factory=list)
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
+    left: dict[ast.Return, dict[str, Value]] = field(default_factory=dict)
+    """What has become of the arguments where it returns."""
+    changed: dict[tuple[str, ...], None] = field(default_factory=dict)
+    """The parts of its arguments that it puts something into, in order."""
     caller: ClassState | None = None
     """The class from whose code a helper function is called: it may be handed a method of it."""
     outer: list[list[ast.stmt]] = field(default_factory=list)
@@ -100,9 +106,10 @@ class Frame:
             value, [f"{variable}_{index}" for index in range(value.holes)], None
         )
 
-    def bind_result(self, result: Result, names: list[str], origin: ast.AST | None) -> Value:
+    def bind_result(self, result: Result, names: Sequence[str], origin: ast.AST | None) -> Value:
         """Emit `a, b = call(...)` and return the call's value in terms of the names."""
-        target = ast.Tuple([name(item, store=True) for item in names], ast.Store())
+        targets: list[ast.expr] = [name(item, store=True) for item in names]
+        target = targets[0] if len(names) == 1 else ast.Tuple(targets, ast.Store())
         for item in names:
             self.env.values.setdefault(item, NONE)
         self.emit(ast.Assign([target], result.expr), origin)
@@ -207,29 +214,13 @@ class Frame:
         """Save the old value of `variable` where tuples or dicts of others, `but` some, mean it."""
         for key, value in list(self.env.values.items()):
             if key not in (variable, *but) and value.lazy and value.mentions(variable):
-                if key.isidentifier() and _is_computed(value, variable):
+                if key.isidentifier() and is_computed(value, variable):
                     self.emit(ast.Assign([name(key, store=True)], value.code()), origin)
                     self.env.values[key] = Code(name(key))
                     continue
                 copy = self.fresh(f"{variable}_before")
                 self.emit(ast.Assign([name(copy, store=True)], name(variable)), origin)
                 self.env.values[key] = value.renamed(variable, copy)
-
-
-def _is_computed(value: Value, variable: str) -> bool:
-    """Whether a value is a tuple with parts computed from `variable`, as shapes are, and so best
-    kept whole.
-    """
-    if not isinstance(value, Items):
-        return False
-    plain = all(
-        isinstance(item, Known) or (type(item) is Code and not item.transposed)
-        for item in value.items
-    )
-    bare = any(
-        isinstance(item, Code) and ast.unparse(item.expr) == variable for item in value.items
-    )
-    return plain and not bare
 
 
 class Mechanism:
@@ -360,6 +351,8 @@ class Program(Protocol):
     functions: dict[str, Routine]
     globals: dict[str, tuple[Any, ModuleSource]]
     argument_facts: dict[tuple[str, str], dict[str, Value]]
+    wanted: set[tuple[object, tuple[str, ...]]]
+    """What functions return of the arguments that they change, since somebody reads it."""
     windowed: set[ClassState]
     """Classes with code that makes masks with a window."""
     own_norms: set[str]
@@ -387,6 +380,9 @@ class Program(Protocol):
     @property
     def counts_positions(self) -> bool:
         """Whether transformers' model counts positions: what it counts is `position_ids` here."""
+
+    def want(self, function: object, path: tuple[str, ...]) -> None:
+        """Have a function return a part of an argument that it changes."""
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
         """Return what is known of an expression's value; emit what it needs first."""

@@ -7,8 +7,18 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.language.handed.left import Left, Path
 from onboard.codegen.translate.language.holes import Hole
 from onboard.codegen.translate.language.values import NONE, Value
+
+
+@dataclass(frozen=True)
+class Change:
+    """A part of an argument that a function changes."""
+
+    path: Path
+    left: Left | None
+    """What it is for callers where nobody reads it; None: the function returns it."""
 
 
 @dataclass
@@ -33,6 +43,12 @@ class Routine:
     """Parameters that may be None."""
     plain: bool = False
     """It is as the repository has it: nothing of it was evaluated."""
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def handed_back(self) -> list[Path]:
+        """The parts of its arguments that it returns beside its result, in order."""
+        return [change.path for change in self.changes if change.left is None]
 
     def take(self, keys: set[str], facts: dict[str, Value]) -> None:
         """Take other parameters, too, in the order of the signature; note which may be None."""

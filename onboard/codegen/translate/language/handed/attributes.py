@@ -13,6 +13,7 @@ from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.handed.by_name import ByName, Named
+from onboard.codegen.translate.language.handed.left import Left
 from onboard.codegen.translate.language.object_values import Global, Method
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Items, Known, Mapping, Value
@@ -55,7 +56,9 @@ def has(owner: ByName, attr: str) -> bool:
 def attribute_of(owner: ByName, attr: str, frame: Frame) -> Value:
     """Return `owner.attr`; fields of outputs that nothing has put there are None."""
     if attr in owner.entries:
-        return owner.entries[attr]
+        if isinstance(part := owner.entries[attr], Left):
+            part.read()
+        return part
     found = inspect.getattr_static(owner.cls, attr, None)
     if isinstance(found, property | cached_property):
         return frame.translator.call_object(owner, attr, Args([], {}, []), frame)

@@ -14,6 +14,7 @@ from typing import Self, TypeGuard
 
 from transformers.utils import ModelOutput
 
+from onboard.codegen.translate.language.handed.left import Left
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import (
     Code,
@@ -67,9 +68,7 @@ class ByName(Value):
         if not self.is_like(other):
             return either(self, other)
         pairs = ((key, part, other.entries[key]) for key, part in self.entries.items())
-        return self.having(
-            {key: one if one.same_fact(two) else one.joined(two) for key, one, two in pairs}
-        )
+        return self.having({key: _joined(one, two) for key, one, two in pairs})
 
     def as_parameter(self, parameter: str) -> Value:
         """Return it inside a function, which has its parts as parameters."""
@@ -158,10 +157,12 @@ class Output(ByName, Entries):
         raise Untranslatable(f"{cls} as a run-time value")
 
     def as_parameter(self, parameter: str) -> Value:
-        """Return it inside a function, which has its fields as parameters."""
+        """Return it inside a function, which has its fields as parameters, and may change them; not
+        those of one that may be None.
+        """
         known = super().as_parameter(parameter)
         assert isinstance(known, Output)
-        return replace(known, given=True)
+        return replace(known, given=known.may_be_none)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +197,13 @@ class Named(ByName, Items):
 
     def _of_table(self, table: Code) -> Named:
         return replace(self, items=(Half(table, 0), Half(table, 1)))
+
+
+def _joined(one: Value, other: Value) -> Value:
+    """Return what holds for two facts of a part."""
+    if one.same_fact(other):
+        return one
+    return other.joined(one) if isinstance(other, Left) else one.joined(other)
 
 
 def shared(item: Value) -> Value:

@@ -11,8 +11,8 @@ from copy import deepcopy
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed import plain_objects, variables
-from onboard.codegen.translate.language.handed.by_name import ByName, Output
+from onboard.codegen.translate.language.handed import plain_objects
+from onboard.codegen.translate.language.handed.by_name import ByName
 from onboard.codegen.translate.language.object_values import Global, PlainObject
 from onboard.codegen.translate.language.program.closures import run_inside
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
@@ -42,8 +42,6 @@ def call_object(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
     now = frame.env.values.pop(receiver)
     if attr in ("__init__", "__post_init__"):
         return now
-    if isinstance(owner, Output) and isinstance(now, Output) and now is not owner:
-        variables.replaced(owner, now, frame)
     return given
 
 

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from onboard.codegen.translate.language.args import spread
-from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
+from onboard.codegen.translate.language.handed.left import Left, Path
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, mentions, name
-from onboard.codegen.translate.language.values import NONE, Code, Value
+from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 
 def bind(variable: str, value: ByName, frame: Frame, origin: ast.AST) -> None:
@@ -52,10 +54,12 @@ def widened(variable: str, value: ByName, end: Value, frame: Frame, origin: ast.
     before, after = (spread({variable: item}) for item in (value, end))
     if before.keys() != after.keys():
         return False
-    if len(_places_of(value, frame.env.values)) > 1:
+    places = places_of(value, frame.env.values)
+    if sum(not place.startswith(GIVEN) for place in places) > 1:
         raise Untranslatable(f"{variable}, which a loop changes, and which has another name, too")
     changed = [field for field, part in before.items() if not part.equals(after[field])]
-    targets = {field: frame.fresh(field) for field in changed}
+    lazy = {field: after[field] for field in changed if isinstance(after[field], Left)}
+    targets = {field: frame.fresh(field) for field in changed if field not in lazy}
     frame.env.values[variable] = NONE
     made = _assigned(variable, value, targets, frame, origin)
     optional = {field for field in changed if before[field].may_be_none or after[field].may_be_none}
@@ -64,12 +68,35 @@ def widened(variable: str, value: ByName, end: Value, frame: Frame, origin: ast.
         for field, part in spread({variable: made}).items()
         if field in targets and isinstance(part, Code)
     }
-    frame.env.values[variable] = _with(variable, made, known)
+    made = _with(variable, made, known | lazy)
+    held = {place: frame.env.values[place] for place in places if place != variable}
+    frame.env.values |= {key: _in_place_of(value, made, item) for key, item in held.items()}
+    frame.env.values[variable] = made
     return True
 
 
+def carry(start: Env, frame: Frame, origin: ast.AST) -> None:
+    """Assign what a loop's body has left in fields of objects to the variables that carry these from
+    turn to turn.
+    """
+    for variable, before in start.values.items():
+        end = frame.env.values.get(variable, NONE)
+        if not (variable.isidentifier() and isinstance(before, ByName) and before.is_like(end)):
+            continue
+        targets = {}
+        old = spread({variable: before})
+        for field, part in spread({variable: end}).items():
+            known = _carried(variable, field, frame)
+            if known and isinstance(part, Code | Known) and not part.equals(old.get(field, NONE)):
+                targets[field] = known
+        if targets:
+            emptied = end.having({})
+            _swap(end, emptied, frame)
+            _swap(emptied, _assigned(variable, end, targets, frame, origin), frame)
+
+
 def put(
-    owner: Output,
+    owner: ByName,
     attr: str,
     value: Value,
     frame: Frame,
@@ -85,18 +112,41 @@ def put(
     Raises:
         Untranslatable: who calls this function has it, too.
     """
-    emptied = replace(owner, fields={**owner.fields, attr: NONE})
+    note(owner, [(attr,)], frame)
+    emptied = owner.having({**owner.entries, attr: NONE})
     places = _swap(owner, emptied, frame)
     if frame.translator.specialised and place:
         place = _name_of(emptied, [place, *places], frame)
         field = f"{place}_{attr}"
         value = _assigned(field, value, _targets(place, field, value, frame), frame, origin)
-    _swap(emptied, replace(owner, fields={**owner.fields, attr: value}), frame)
+    _swap(emptied, owner.having({**owner.entries, attr: value}), frame)
 
 
-def replaced(owner: Output, changed: Value, frame: Frame) -> None:
+def held(frame: Frame) -> dict[str, Value]:
+    """Return what has become of the objects that a function was given."""
+    return {key: value for key, value in frame.env.values.items() if key.startswith(GIVEN)}
+
+
+def note(owner: Value, paths: Sequence[Path], frame: Frame) -> None:
+    """Note that parts of an object change, by their paths from it, where a function was given it."""
+    for key, value in held(frame).items():
+        for start in _paths(owner, value):
+            ways = ((key.removeprefix(GIVEN), *start, *path) for path in paths)
+            frame.changed |= dict.fromkeys(ways)
+
+
+def _paths(owner: Value, value: Value) -> Iterator[Path]:
+    """Yield the paths on which an object lies in a value."""
+    if value is owner:
+        yield ()
+    elif isinstance(value, ByName):
+        for key, part in value.entries.items():
+            yield from ((key, *path) for path in _paths(owner, part))
+
+
+def replaced(owner: ByName, changed: Value, frame: Frame) -> None:
     """Have whatever holds an object hold what a method has made of it."""
-    emptied = replace(owner, fields={})
+    emptied = owner.having({})
     places = _swap(owner, emptied, frame)
     if frame.loops and frame.translator.specialised:
         place = _name_of(emptied, places, frame)
@@ -105,7 +155,7 @@ def replaced(owner: Output, changed: Value, frame: Frame) -> None:
     _swap(emptied, changed, frame)
 
 
-def _name_of(held: Output, places: Sequence[str], frame: Frame) -> str:
+def _name_of(held: Value, places: Sequence[str], frame: Frame) -> str:
     """Return the variable that loops carry an object in, of those that hold it; else the first one."""
     named = [key for key in places if key.isidentifier() and frame.env.values.get(key) is held]
     for key in named:
@@ -115,18 +165,18 @@ def _name_of(held: Output, places: Sequence[str], frame: Frame) -> str:
     return [*named, *places, "held"][0]
 
 
-def _swap(owner: Output, changed: Value, frame: Frame) -> list[str]:
+def _swap(owner: Value, changed: Value, frame: Frame) -> list[str]:
     """Have whatever holds an object hold another one; return where that is."""
     _refuse_given(owner)
     kept = {} if frame.cls is None else frame.cls.attributes
     known = {f"self.{key}": item for key, item in kept.items()} | frame.env.values
-    places = _places_of(owner, known)
+    places = places_of(owner, known)
     for place in places:
         frame.env.values[place] = _in_place_of(owner, changed, known[place])
     return places
 
 
-def _places_of(owner: Value, known: Mapping[str, Value]) -> list[str]:
+def places_of(owner: Value, known: Mapping[str, Value]) -> list[str]:
     """Return where an object is held, by itself or in another one."""
     return [place for place, item in known.items() if _in_place_of(owner, NONE, item) is not item]
 

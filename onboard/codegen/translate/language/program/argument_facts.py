@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from onboard.codegen.translate.language.args import Args, spread
 from onboard.codegen.translate.language.handed.by_name import Output
+from onboard.codegen.translate.language.handed.left import Left
 from onboard.codegen.translate.language.object_values import Self
 from onboard.codegen.translate.language.partial_classes import joined_classes
 from onboard.codegen.translate.language.sequences import sequence_of_all
@@ -58,12 +59,19 @@ def default_fact(node: ast.expr) -> Value:
 def join_facts(old: Value, new: Value) -> Value:
     """Return what holds for both of two uses."""
     # The first layer of a text gets None, and a layer without an object
-    if isinstance(new, OwnEntries) or (isinstance(new, Output) and old.equals(NONE)):
+    if isinstance(new, OwnEntries | Left) or (isinstance(new, Output) and old.equals(NONE)):
         old, new = new, old
     both = old if old.same_fact(new) else joined_classes(old, new) or old.joined(new)
     if type(both) is not Code or both.form is not None:
         return both
     return replace(both, form=sequence_of_all((old, new)))
+
+
+def join_uses(known: dict[str, Value], new: dict[str, Value]) -> dict[str, Value] | None:
+    """Return what holds of the arguments of a use as well, too; None where nothing else does."""
+    joined = {key: join_facts(known.get(key, NONE), new.get(key, NONE)) for key in {**known, **new}}
+    same = all(key in known and known[key].same_fact(fact) for key, fact in joined.items())
+    return None if same else joined
 
 
 def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
@@ -80,13 +88,15 @@ def handed_apart(node: ast.FunctionDef, facts: dict[str, Value]) -> dict[str, Va
     return spread({key: facts[key] for key in dict.fromkeys((*order, *facts)) if key in facts})
 
 
-def rest_parameters(node: ast.FunctionDef, facts: dict[str, Value]) -> dict[str, Value]:
-    """Return `**kwargs` inside a function: what its uses pass besides its other parameters."""
+def rest_parameters(node: ast.FunctionDef, given: dict[str, Value]) -> dict[str, Value]:
+    """Return `**kwargs` inside a function: what its uses pass besides its other parameters, of all that
+    they do.
+    """
     if node.args.kwarg is None:
         return {}
     others = [node.args.vararg] if node.args.vararg is not None else []
     named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs, *others)}
-    rest = {key: value for key, value in as_parameters(facts).items() if key not in named}
+    rest = {key: value for key, value in given.items() if key not in named}
     return {node.args.kwarg.arg: Mapping(rest)}
 
 

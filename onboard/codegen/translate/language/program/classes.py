@@ -31,7 +31,9 @@ from onboard.codegen.translate.language.expressions.decisions import decided_by_
 from onboard.codegen.translate.language.expressions.evaluate import evaluate
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
-from onboard.codegen.translate.language.handed import methods, plain_objects
+from onboard.codegen.translate.language.handed import changes, methods, plain_objects
+from onboard.codegen.translate.language.handed.by_name import shared
+from onboard.codegen.translate.language.handed.left import Path
 from onboard.codegen.translate.language.object_values import (
     Config,
     Instance,
@@ -51,9 +53,8 @@ from onboard.codegen.translate.language.program.argument_facts import (
     bind,
     default_fact,
     default_nodes,
-    join_facts,
+    join_uses,
     receiver,
-    rest_parameters,
     sets_attributes,
 )
 from onboard.codegen.translate.language.program.base_parameters import as_written, method_of
@@ -67,17 +68,15 @@ from onboard.codegen.translate.language.program.inline import (
 from onboard.codegen.translate.language.program.plain_functions import or_as_it_is
 from onboard.codegen.translate.language.program.results import (
     called,
-    finish_routine,
-    given_back,
     same_call,
-    with_logits_alone,
 )
+from onboard.codegen.translate.language.program.routines import routine_of
 from onboard.codegen.translate.language.program.supers import execute_inside, refuse_raise
 from onboard.codegen.translate.language.program.without_arguments import given_always
 from onboard.codegen.translate.language.sequences import fact_of
 from onboard.codegen.translate.language.state import ClassState, Restart, Routine
 from onboard.codegen.translate.language.statements.assignments import own_attributes
-from onboard.codegen.translate.language.statements.execute import RAISES, execute
+from onboard.codegen.translate.language.statements.execute import execute
 from onboard.codegen.translate.language.trees.function_names import FunctionNames
 from onboard.codegen.translate.language.trees.local_lists import with_local_lists
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
@@ -120,6 +119,7 @@ class Translator(Program):
         """What such definitions take for granted of the config."""
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes since methods called in its place need them."""
+        self.wanted: set[tuple[object, Path]] = set()
         self.reset()
 
     @cached_property
@@ -253,9 +253,13 @@ class Translator(Program):
         results = [
             called(function, r, all_bound(r.node, args), self, keeps_order) for r in routines
         ]
-        if not all(same_call(results[0], result) for result in results):
+        if not all(same_call(results[0], result) for result in results) or not (
+            changes.same_changes(routines)
+        ):
             return uses.of_different_classes(results, states, own, frame)
-        return self.mechanisms.given(results[0], module) or results[0]
+        bound = all_bound(routines[0].node, args)
+        result = changes.take_back(results[0], routines, bound, frame)
+        return self.mechanisms.given(result, module) or result
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
         """Return `self.attr(...)`."""
@@ -294,11 +298,13 @@ class Translator(Program):
         if not routine.body:
             del state.methods[attr]  # nothing is left to call
             if routine.given is None:
-                return routine.shape
+                bound = all_bound(routine.node, args)
+                return changes.take_back(routine.shape, [routine], bound, frame)
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
         bound, rest = bind(routine.node, args, method=not static)
         function = attribute(name("self"), attr)
-        return called(function, routine, rest | bound, self)
+        value = called(function, routine, rest | bound, self)
+        return changes.take_back(value, [routine], rest | bound, frame)
 
     def call_super(self, attr: str, args: Args, frame: Frame, base: type | None = None) -> Value:
         """Return `super().attr(...)`, or `Base.attr(self, ...)`."""
@@ -339,25 +345,31 @@ class Translator(Program):
         inlined = None if kept else inline(self, node, source, args, frame.cls or frame.caller)
         if inlined is not None:
             return inlined
+        call = partial(self._call_of, frame=frame)
         if frame.kind == "init" and args.static():
-            return closures.in_constructor(self._call_of, node, source, args, frame)
+            return closures.in_constructor(call, node, source, args, frame)
         if frame.kind == "forward" and (self.decides_switches or gives_settings(args)):
-            return closures.inside_or(self._call_of, node, source, args, frame)
-        return self._call_of(node, source, args)
+            return closures.inside_or(call, node, source, args, frame)
+        return call(node, source, args)
 
     call_closure = staticmethod(closures.call_closure)
     make_object = staticmethod(plain_objects.make_object)
     call_object = staticmethod(methods.call_object)
 
-    def _call_of(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value:
+    def _call_of(
+        self, node: ast.FunctionDef, source: ModuleSource, args: Args, frame: Frame
+    ) -> Value:
         """Return a call of a helper's translation."""
         key = self.names.of(node)
         bound, rest = bind(node, args, method=False)
         self._learn(("function", key), node, {**bound, **rest}, key in self.functions)
         if key not in self.functions:
             inner = Frame(self, source, "function")
-            self.functions[key] = self._routine(node, inner, self.argument_facts["function", key])
-        return called(name(key), self.functions[key], bound, self)
+            self.functions[key] = routine_of(
+                self, node, inner, self.argument_facts["function", key]
+            )
+        value = called(name(key), self.functions[key], bound, self)
+        return changes.take_back(value, [self.functions[key]], bound, frame)
 
     def _evaluate_init(self, state: ClassState) -> None:
         assert (found := constructor_of(state.cls, self.specialised)) is not None
@@ -370,7 +382,9 @@ class Translator(Program):
         frame.env.values["self"] = Self()
         facts = self.argument_facts["init", state.cls.__qualname__]
         frame.env.values.update(
-            defaults(node, frame) | as_parameters(facts) | with_rest(node, facts)
+            defaults(node, frame)
+            | {key: shared(value) for key, value in as_parameters(facts).items()}
+            | with_rest(node, facts)
         )
         if (
             not (recognised := self.findings.recognised.get(state.cls.__name__))
@@ -404,28 +418,19 @@ class Translator(Program):
                 unused_modules.reach_parts(state, frame)
             else:
                 frame.env.values |= receiver(node)
-                state.methods[attr] = self._routine(node, frame, self.argument_facts[key])
+                state.methods[attr] = routine_of(self, node, frame, self.argument_facts[key])
             shared = self.shared.get((state.cls, attr), set())
             state.methods[attr].take(shared, spread(self.argument_facts[key]))
         return state.methods[attr]
 
-    def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
-        frame.env.values.update(defaults(node, frame) | as_parameters(facts))
-        frame.env.values.update(rest_parameters(node, facts))
-        if execute(node.body, frame) == RAISES:
-            raise Untranslatable(f"{node.name}, which raises")
-        if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
-            frame.returns = [(at, with_logits_alone(v, frame)) for at, v in frame.returns]
-        routine = Routine(node, frame.source, argument_facts=facts)
-        if (
-            frame.kind == "forward"
-            and node.name != "forward"
-            and (given := given_back(frame)) is not None
-        ):
-            routine.given = given
-            return routine
-        finish_routine(routine, frame)
-        return routine
+    def want(self, function: object, path: Path) -> None:
+        """Have a function return a part of an argument that it changes; what calls have said of their
+        arguments may have been this part.
+        """
+        if (function, path) not in self.wanted:
+            self.wanted.add((function, path))
+            self.argument_facts.clear()
+            raise Restart
 
     def _learn(
         self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool
@@ -438,13 +443,7 @@ class Translator(Program):
         if (known := self.argument_facts.get(key)) is None:
             self.argument_facts[key] = new
             return
-        joined = {
-            item: join_facts(known.get(item, NONE), new.get(item, NONE))
-            for item in {**known, **new}
-        }
-        if any(
-            item not in known or not known[item].same_fact(fact) for item, fact in joined.items()
-        ):
+        if (joined := join_uses(known, new)) is not None:
             self.argument_facts[key] = joined
             if translated:
                 raise Restart

@@ -20,8 +20,8 @@ from torch import nn
 from onboard.analysis.source import ModuleSource, module_source
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
-from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed.by_name import shared
+from onboard.codegen.translate.language.frame import GIVEN, Frame
+from onboard.codegen.translate.language.handed import changes, variables
 from onboard.codegen.translate.language.object_values import Closure, Instance
 from onboard.codegen.translate.language.program.argument_facts import (
     bind,
@@ -236,9 +236,9 @@ def run_inside(
     own = _own_names(node, frame)
     inside = _of_around(node)
     around = {
-        key: value if key in inside else shared(value)
+        key: value
         for key, value in (seen or {}).items()
-        if key not in own
+        if key not in own and not key.startswith(GIVEN)
     }
     own_attributes = {k: v for k, v in frame.env.values.items() if k.startswith("self.")}
     inner = Frame(
@@ -257,14 +257,19 @@ def run_inside(
         layers=frame.layers,
         names=own,
     )
-    given = defaults(node, inner) | {k: shared(_once(k, v, node, frame)) for k, v in bound.items()}
+    given = defaults(node, inner) | {k: _once(k, v, node, frame) for k, v in bound.items()}
     if node.args.kwarg is not None:
         given[node.args.kwarg.arg] = Mapping(rest)
     inner.env.values.update({own.get(key, key): value for key, value in given.items()})
+    held = changes.hold({**around, **given, **rest}, inner)
     body = [_Renamed(own).visit(statement) for statement in _own_body(node, source)]
     value = _returned(execute(body, inner), inner, node)
     changed = {k: v for k, v in inner.env.values.items() if k.startswith("self.") or k in inside}
     frame.env.values.update(changed)
+    for key, before in held.items():
+        variables.note(before, [path[1:] for path in inner.changed if path[0] == key], frame)
+        if (now := inner.env.values[f"{GIVEN}{key}"]) is not before:
+            variables.replaced(before, now, frame)
     return value
 
 

@@ -202,7 +202,7 @@ def called(
         value = untransposed(value) if keeps_order else value
         arguments.append(value.passed(routine.argument_facts.get(key)))
     code = ast.Call(function, arguments, [])
-    if routine.holes > 1:
+    if routine.holes > 1 or routine.holes and routine.handed_back:
         return Result(code, routine.shape, routine.holes)
     if routine.holes == 0:
         return routine.shape

@@ -14,6 +14,7 @@ from onboard.codegen.translate.language.expressions.evaluate import binary, cond
 from onboard.codegen.translate.language.expressions.half_tests import only_in_half
 from onboard.codegen.translate.language.forms import COUNTED
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import changes
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
 from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
@@ -137,10 +138,7 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
 
 def _return(node: ast.Return, frame: Frame) -> str:
     value = NONE if node.value is None else frame.evaluate(node.value)
-    value = frame.mechanisms.returned(value) or value
-    statement = ast.Return(None)
-    frame.returns.append((statement, value))
-    frame.emit(statement, node)
+    changes.give(frame.mechanisms.returned(value) or value, frame, node)
     return RETURNS
 
 
@@ -370,7 +368,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 bind_target(node.target, element, frame.env)
                 if execute(statements, frame) == RETURNS:
                     raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
-                changed = loop_changes.changed(node.target, start, frame.env)
+                changed = loop_changes.changed(node, start, frame)
                 ends = {key: frame.env.values[key] for key in changed}
                 filled = loop_changes.filled_dicts(start, frame.env)
                 left = loop_changes.left(node, start, frame.env, frame)

@@ -6,7 +6,7 @@ import ast
 
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.forms import LIST
-from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed import variables
 from onboard.codegen.translate.language.handed.by_name import ByName
 from onboard.codegen.translate.language.sequences import sequence_of_all
@@ -25,10 +25,16 @@ def filled_dicts(start: Env, end: Env) -> dict[str, Value]:
     return {key: value for key, value in dicts.items() if (value.form or "").startswith("dict of ")}
 
 
-def changed(target: ast.expr, start: Env, end: Env) -> list[str]:
-    """Return the variables from before a loop that mean something else after its body."""
-    own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
+def changed(node: ast.For, start: Env, frame: Frame) -> list[str]:
+    """Return the variables from before a loop that mean something else after its body, once fields of
+    objects are in the variables that carry them.
+    """
+    variables.carry(start, frame, node)
+    end = frame.env
+    own = {item.id for item in ast.walk(node.target) if isinstance(item, ast.Name)}
     shared = [key for key in start.values if key in end.values and key not in own]
+    named = [start.values[key] for key in shared if key.isidentifier()]
+    shared = [k for k in shared if not (k.startswith(GIVEN) and start.values[k] in named)]
     return [key for key in shared if not _means_the_same(start.values[key], end.values[key])]
 
 

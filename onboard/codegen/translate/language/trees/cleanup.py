@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
 from onboard.codegen.translate.language.trees import casts
-from onboard.codegen.translate.language.trees.syntax import stored_names
+from onboard.codegen.translate.language.trees.syntax import name, stored_names
 
 _ITEMS = "[...]"
 """What marks a variable whose items are read by others, whatever becomes of the variable."""
@@ -239,8 +239,8 @@ def negated(test: ast.expr) -> ast.expr:
 
 
 def _join_copies(body: list[ast.stmt], live_out: frozenset[str]) -> list[ast.stmt]:
-    """Turn `a = e; b = a` into `b = e` and `a = e; return a` into `return e` where `a` is not read
-    again.
+    """Turn `a = e; b = a` into `b = e`, `a, c = e; b = a` into `b, c = e`, and `a = e; return a` into
+    `return e` where `a` is not read again.
     """
     out: list[ast.stmt] = []
     for index, statement in enumerate(body):
@@ -314,6 +314,8 @@ def _joined(
     match first:
         case ast.Assign(targets=[ast.Name(id=variable)], value=value):
             pass
+        case ast.Assign(targets=[ast.Tuple(elts=targets)]):
+            return _unpacked_into(first, targets, second, after, live_out)
         case _:
             return None
     match second:
@@ -325,3 +327,24 @@ def _joined(
             if variable not in _remove_dead(after, live_out)[1]:
                 return ast.copy_location(ast.Assign([target], value), first)
     return None
+
+
+def _unpacked_into(
+    first: ast.Assign,
+    targets: list[ast.expr],
+    second: ast.stmt,
+    after: list[ast.stmt],
+    live_out: frozenset[str],
+) -> ast.stmt | None:
+    """Return `b, c = e` for `a, c = e; b = a` where `a` is not read again."""
+    match second:
+        case ast.Assign(targets=[ast.Name(id=target) as new], value=ast.Name(id=copied)):
+            pass
+        case _:
+            return None
+    names = [item.id for item in targets if isinstance(item, ast.Name)]
+    alone = len(names) == len(targets) and names.count(copied) == 1 and target not in names
+    if not alone or copied in _remove_dead(after, live_out)[1]:
+        return None
+    unpacked: list[ast.expr] = [new if each == copied else name(each, store=True) for each in names]
+    return ast.copy_location(ast.Assign([ast.Tuple(unpacked, ast.Store())], first.value), first)

@@ -1,0 +1,144 @@
+"""What functions change of the objects that they are given: they return it beside their results, and
+who calls them puts it where the objects are.
+
+What nobody reads is not returned. Inside a function its arguments lie under names that no variable
+has, too, so that branches and loops carry what becomes of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+
+from onboard.codegen.translate.language.frame import GIVEN, Frame
+from onboard.codegen.translate.language.handed import variables
+from onboard.codegen.translate.language.handed.by_name import ByName
+from onboard.codegen.translate.language.handed.left import Left, Path
+from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.state import Change, Routine
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import NONE, Items, Value
+
+_BACK = "back."
+"""Begins the names under which the arguments of a call lie while it changes them."""
+
+
+def hold(given: Mapping[str, Value], frame: Frame) -> dict[str, ByName]:
+    """Note what objects a function finds, so that what becomes of them is known at its end; return
+    them.
+    """
+    objects = {key: value for key, value in given.items() if isinstance(value, ByName)}
+    frame.env.values |= {f"{GIVEN}{key}": value for key, value in objects.items()}
+    return objects
+
+
+def give(value: Value, frame: Frame, origin: ast.AST) -> None:
+    """Have a function return a value, and know what has become of its arguments there."""
+    statement = ast.Return(None)
+    frame.returns.append((statement, value))
+    frame.left[statement] = variables.held(frame)
+    frame.emit(statement, origin)
+
+
+def returned(function: object, frame: Frame) -> list[Change]:
+    """Have a function return what it has changed, and somebody reads; return all that it changes.
+
+    Args:
+        function: what tells it from others.
+    """
+    program = frame.translator
+    wanted = [path for path in frame.changed if (function, path) in program.wanted]
+    if wanted:
+        frame.returns = [
+            (at, Items((value, *(_at(path, frame.left[at]) for path in wanted))))
+            for at, value in frame.returns
+        ]
+    return [
+        Change(path, None if path in wanted else Left(function, path, program.want))
+        for path in frame.changed
+    ]
+
+
+def _at(path: Path, end: Mapping[str, Value]) -> Value:
+    """Return the part at a path where a function returns."""
+    part = end[f"{GIVEN}{path[0]}"]
+    for key in path[1:]:
+        if not isinstance(part, ByName) or key not in part.entries:
+            raise Untranslatable(f"{'.'.join(path)}, which is there on one way to a return only")
+        part = part.entries[key]
+    return part
+
+
+def same_changes(routines: Sequence[Routine]) -> bool:
+    """Whether functions return the same parts of their arguments."""
+    return all(each.handed_back == routines[0].handed_back for each in routines)
+
+
+def take_back(
+    value: Value, routines: Sequence[Routine], bound: Mapping[str, Value], frame: Frame
+) -> Value:
+    """Put what a call has changed where the caller has its arguments; return the call's result.
+
+    Args:
+        value: what the call gives, of a function that returns changes these beside its result.
+        routines: those that may be called, which return the same.
+        bound: the arguments, by parameter.
+
+    Raises:
+        Untranslatable: others have an argument, too.
+    """
+    changes = {change.path: change for routine in routines for change in routine.changes}
+    parts: Iterator[Value] = iter(())
+    if routines[0].handed_back:
+        value, *rest = _named(value, routines[0], frame)
+        parts = iter(rest)
+    made = [(path, change.left or next(parts)) for path, change in changes.items()]
+    made = [(path, part) for path, part in made if isinstance(bound.get(path[0]), ByName)]
+    _refuse_twice([path for path, _ in made], bound)
+    frame.env.values |= {f"{_BACK}{path[0]}": bound[path[0]] for path, _ in made}
+    for path, part in made:
+        _put(path, part, frame)
+    for path, _ in made:
+        frame.env.values.pop(f"{_BACK}{path[0]}", None)
+    return value
+
+
+def _put(path: Path, part: Value, frame: Frame) -> None:
+    owner = frame.env.values[f"{_BACK}{path[0]}"]
+    for key in path[1:-1]:
+        assert isinstance(owner, ByName)
+        owner = owner.entries[key]
+    assert isinstance(owner, ByName)
+    variables.put(owner, path[-1], part, frame)
+
+
+def _refuse_twice(paths: Sequence[Path], bound: Mapping[str, Value]) -> None:
+    """Raise `Untranslatable` where a function has something that it changes under two names."""
+    for path in paths:
+        owner = bound[path[0]]
+        for key in path[1:-1]:
+            assert isinstance(owner, ByName)
+            owner = owner.entries[key]
+        if len(variables.places_of(owner, bound)) > 1:
+            raise Untranslatable(f"a change of {'.'.join(path)}, which is given under two names")
+
+
+def _named(value: Value, routine: Routine, frame: Frame) -> Sequence[Value]:
+    """Give what a call returns names: its result, and what it has changed."""
+    if not isinstance(value, Result):
+        assert isinstance(value, Items)
+        return value.items
+    assert isinstance(value.shape, Items)
+    names: list[str] = []
+    stems = ["outputs", *map("_".join, routine.handed_back)]
+    for stem, part in zip(stems, value.shape.items, strict=True):
+        for _ in range(_holes(part)):
+            names.append(frame.fresh(stem))
+            frame.env.values[names[-1]] = NONE
+    result = frame.bind_result(value, names, None)
+    assert isinstance(result, Items)
+    return result.items
+
+
+def _holes(shape: Value) -> int:
+    return 1 if isinstance(shape, Hole) else sum(map(_holes, shape.parts()))
