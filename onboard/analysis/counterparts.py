@@ -19,7 +19,7 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     router. Results inside results, as a router's beside a mixture's, or those of a dict, are such
     as the others. None stands for what a dict has left out.
     """
-    if not any(isinstance(item, tuple) for item in actual):
+    if not any(isinstance(item, tuple | dict) for item in actual):
         expected = list(_flat(expected))
     expected = [*expected, *[None] * (_nones(actual) - _nones(expected))]
     ours, theirs = ([_kind(item) for item in items] for items in (actual, expected))
@@ -69,8 +69,8 @@ def _kind(item: Any) -> object:
 
 
 def _shape(item: Any) -> object:
-    """Return the shape of a tensor, the type of a number, None for anything else."""
-    number = type(item) if isinstance(item, int | float) else None
+    """Return the shape of a tensor, the type of a number, a list or a dict, None for anything else."""
+    number = type(item) if isinstance(item, int | float | list | dict) else None
     return getattr(item, "shape", number)
 
 

@@ -50,6 +50,7 @@ from onboard.verify.block_outputs import (
     BlockProof,
     both_zero,
     compare_outputs,
+    expected_of,
     note,
     rows_of_theirs,
     running,
@@ -359,7 +360,7 @@ def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockPro
             error = NOTHING if nothing else compare_outputs(path, type(module).__name__, *some)[1]
             note(proofs, path, type(module).__name__, error)
             return output  # what it gives of the others shows in what is made of them
-        expected = (call.output, *call.left) if call.left else call.output
+        expected = expected_of(output, call)
         if both_zero(output, expected):
             note(proofs, path, type(module).__name__, NOTHING)
             return output

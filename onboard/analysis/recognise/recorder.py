@@ -84,7 +84,7 @@ class ModuleCall:
     kwargs: dict[str, Any]
     output: Any
     left: tuple[Any, ...] = ()
-    """What it has put into objects, lists and dicts that it got."""
+    """What lies in objects, lists and dicts that it got, since it may have put something there."""
 
 
 @dataclass
@@ -217,19 +217,14 @@ def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> It
     """
     handles = []
     for path, module in model.named_modules():
-        given: list[_Held] = []
 
-        def before(_: nn.Module, args: Any, kwargs: Any, given: list[_Held] = given) -> None:
-            given.append(_held((args, kwargs)))
-
-        def hook(*called: Any, path: str = path, given: list[_Held] = given) -> None:
-            _, args, kwargs, output = called
-            left = tuple(map(_copied, _left(given.pop(), (args, kwargs))))
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
             kept = _copied(output)  # what follows may work in place
+            left = (part for item in (*args, *kwargs.values()) for part in _inside(item))
             if not (isinstance(kept, torch.Tensor) and kept.numel() == 0):
-                calls.setdefault(path, []).append(ModuleCall(args, kwargs, kept, left))
+                call = ModuleCall(args, kwargs, kept, tuple(map(_copied, left)))
+                calls.setdefault(path, []).append(call)
 
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(hook, with_kwargs=True))
     try:
         yield
@@ -238,47 +233,15 @@ def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> It
             handle.remove()
 
 
-@dataclass
-class _Held:
-    """What something was before a call, and what lay in it."""
-
-    item: Any
-    version: int | None
-    """How often a tensor had been worked on in place."""
-    parts: dict[Any, _Held]
-
-
-def _parts(item: Any) -> dict[Any, Any]:
-    """Return what an object, a list, a tuple or a dict holds."""
-    if keeps_fields(item):
-        return dict(vars(item))
-    if isinstance(item, tuple | list):
-        return dict(enumerate(item))
-    return dict(item) if isinstance(item, dict) else {}
-
-
-def _held(item: Any) -> _Held:
-    version = item._version if isinstance(item, torch.Tensor) else None
-    return _Held(item, version, {key: _held(part) for key, part in _parts(item).items()})
-
-
-def _left(before: _Held, now: Any) -> Iterator[Any]:
-    """Yield what is another thing than before, also lists and dicts in which such is."""
-    number = isinstance(now, bool | int | float | str) and type(now) is type(before.item)
-    same = now == before.item if number else now is before.item
-    version = now._version if isinstance(now, torch.Tensor) else None
-    if not same or version != before.version:
-        yield now
-        return
-    parts = _parts(now)
-    found = [
-        part
-        for key, part in parts.items()
-        for part in (_left(before.parts[key], part) if key in before.parts else [part])
-    ]
-    if isinstance(now, list | dict) and (found or len(parts) != len(before.parts)):
-        yield now
-    yield from found
+def _inside(item: Any) -> Iterator[Any]:
+    """Yield what lies in objects, lists and dicts, however deep, lists and dicts themselves first."""
+    kept = vars(item) if keeps_fields(item) else item
+    if isinstance(item, list | dict):
+        yield item
+    parts = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list) else ()
+    for part in parts:
+        nested = isinstance(part, list | dict) or keeps_fields(part)
+        yield from _inside(part) if nested else (part,)
 
 
 def _copy(value: Any) -> Any:

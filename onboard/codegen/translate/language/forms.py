@@ -109,6 +109,9 @@ TENSORS = "tuple of tensors"
 LIST = "list"
 """Form of a list, which generated code may have as a tuple."""
 
+DICT = "dict"
+"""Form of a dict of whose entries nothing is known."""
+
 TUPLES = "list of tuples"
 """Form of a list whose items are tuples."""
 

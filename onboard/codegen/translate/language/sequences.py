@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from onboard.codegen.translate.language.forms import (
+    DICT,
     LIST,
     LIST_OR_NOT,
     MAYBE,
@@ -22,20 +23,26 @@ from onboard.codegen.translate.language.forms import (
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.object_values import Repeated
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import NONE, Code, Items, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Mapping, Value
 
 _OF_MAYBE = f"dict of {MAYBE}"
 _FORMS = (TUPLE, LIST, TUPLE_OR_NOT, LIST_OR_NOT)
 _ALSO: dict[str | None, str] = {SEVERAL_ROWS: TUPLE, TENSORS: TUPLE, TUPLES: LIST}
 _OF_ONE_KIND: dict[str | None, str] = {SEVERAL_ROWS: ROWS, TUPLES: TUPLE}
-_TYPES: dict[str | None, type] = {TUPLE: tuple, LIST: list}
+_TYPES: dict[str | None, type] = {TUPLE: tuple, LIST: list, DICT: dict}
 
 
 def sequence_of(value: Value) -> str | None:
-    """Return the form of a tuple or a list, and of what may be one; None: it is none."""
+    """Return the form of a tuple, a list or a dict, and of what may be one of the first two; None: it is
+    none.
+    """
     match value:
         case Items():
             return None if value.whole is not None else value.kind
+        case Mapping():
+            return DICT
+        case Code(form=form) | Hole(form=form) if form == DICT:
+            return DICT
         case Result(shape=shape):
             return sequence_of(shape)
         case Code(form=form) | Hole(form=form):
@@ -51,6 +58,8 @@ def sequence_of_all(values: Iterable[Value]) -> str | None:
         return TENSORS
     if len(kinds) < 2:
         return kinds.pop() if kinds else None
+    if DICT in kinds:
+        return None
     return TUPLE_OR_NOT if kinds <= {None, TUPLE, TUPLE_OR_NOT} else LIST_OR_NOT
 
 

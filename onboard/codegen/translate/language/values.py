@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from onboard.codegen.translate.language.forms import COMPLEX, ROWS, SEVERAL_ROWS, TUPLE
+from onboard.codegen.translate.language.forms import COMPLEX, DICT, ROWS, SEVERAL_ROWS, TUPLE
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
     attribute,
@@ -392,7 +392,11 @@ class Mapping(Entries):
     def fact(self) -> Value:
         """Return itself where all items are constants or masks."""
         plain = all(isinstance(item, Known | Mask) for item in self.items.values())
-        return self if plain else Code(name("_"))
+        return self if plain else Code(name("_"), form=DICT)
+
+    def as_parameter(self, parameter: str) -> Value:
+        """Return one of the function's own, of the same items."""
+        return Mapping(dict(self.items))
 
 
 @dataclass(frozen=True, eq=False)
@@ -429,10 +433,14 @@ NONE = Known(None)
 
 
 def either(one: Value, other: Value) -> Code:
-    """Return what two facts have in common: whether it is static, whether it may be None."""
+    """Return what two facts have in common: whether it is static, a dict, or may be None."""
     static = all(item.is_static and not item.lazy for item in (one, other))
     optional = one.may_be_none or other.may_be_none
-    return Code(name("_"), static, optional=optional)
+    dicts = all(
+        getattr(each.fact(), "form", None) == DICT or isinstance(each, Mapping)
+        for each in (one, other)
+    )
+    return Code(name("_"), static, form=DICT if dicts else None, optional=optional)
 
 
 def untransposed(value: Value) -> Code:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -189,6 +190,10 @@ def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
     return Mapping({**base.items, **args.keywords})
 
 
+def _defaults(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    raise Untranslatable("a defaultdict, whose entries come to be when they are read")
+
+
 def _entries(expr: ast.expr, args: Args, frame: Frame) -> Value:
     """Return the fields of an object as a dict."""
     match args.positional:
@@ -261,6 +266,8 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     tuple: _listing(TUPLE),
     list: _listing(LIST),
     dict: _dict,
+    collections.OrderedDict: _dict,
+    collections.defaultdict: _defaults,
     functools.partial: _partial,
     vars: _entries,
     dataclasses.asdict: _all_entries,

@@ -8,8 +8,11 @@ has, too, so that branches and loops carry what becomes of them.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as Named
 
+from onboard.codegen.translate.language.args import spread
+from onboard.codegen.translate.language.forms import DICT, LIST
 from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed import variables
 from onboard.codegen.translate.language.handed.by_name import ByName
@@ -17,19 +20,33 @@ from onboard.codegen.translate.language.handed.left import Left, Path
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.state import Change, Routine
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from onboard.codegen.translate.language.values import NONE, Items, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
 
 _BACK = "back."
 """Begins the names under which the arguments of a call lie while it changes them."""
 
 
-def hold(given: Mapping[str, Value], frame: Frame) -> dict[str, ByName]:
+def hold(given: Named[str, Value], frame: Frame) -> dict[str, Value]:
     """Note what objects a function finds, so that what becomes of them is known at its end; return
     them.
     """
-    objects = {key: value for key, value in given.items() if isinstance(value, ByName)}
+    objects = {key: value for key, value in given.items() if _may_change(value)}
     frame.env.values |= {f"{GIVEN}{key}": value for key, value in objects.items()}
     return objects
+
+
+def _may_change(value: Value) -> bool:
+    if isinstance(value, Code):
+        return value.form in (LIST, DICT)
+    return isinstance(value, ByName | Mapping | Left) or type(value) is Items
+
+
+def replaced(before: Value, now: Value, frame: Frame) -> None:
+    """Have whatever holds something hold what a body has made of it."""
+    if isinstance(before, ByName):
+        variables.replaced(before, now, frame)
+    else:
+        variables.rebind(before, now, frame)
 
 
 def give(value: Value, frame: Frame, origin: ast.AST) -> None:
@@ -40,26 +57,32 @@ def give(value: Value, frame: Frame, origin: ast.AST) -> None:
     frame.emit(statement, origin)
 
 
-def returned(function: object, frame: Frame) -> list[Change]:
-    """Have a function return what it has changed, and somebody reads; return all that it changes.
+def returned(function: object, given: Named[str, Value], frame: Frame) -> list[Change]:
+    """Have a function return what it has changed, and somebody reads, in the order of its parameters;
+    return all that it changes.
 
     Args:
         function: what tells it from others.
+        given: its parameters.
     """
-    program = frame.translator
+    program, order = frame.translator, [*spread(given)]
     wanted = [path for path in frame.changed if (function, path) in program.wanted]
+    wanted.sort(key=lambda path: _place_in(order, "_".join(path)))
     if wanted:
         frame.returns = [
             (at, Items((value, *(_at(path, frame.left[at]) for path in wanted))))
             for at, value in frame.returns
         ]
-    return [
-        Change(path, None if path in wanted else Left(function, path, program.want))
-        for path in frame.changed
-    ]
+    left = [path for path in frame.changed if path not in wanted]
+    unread = [Change(path, Left(function, path, program.want)) for path in left]
+    return [*(Change(path, None) for path in wanted), *unread]
 
 
-def _at(path: Path, end: Mapping[str, Value]) -> Value:
+def _place_in(order: Sequence[str], parameter: str) -> int:
+    return order.index(parameter) if parameter in order else len(order)
+
+
+def _at(path: Path, end: Named[str, Value]) -> Value:
     """Return the part at a path where a function returns."""
     part = end[f"{GIVEN}{path[0]}"]
     for key in path[1:]:
@@ -75,7 +98,7 @@ def same_changes(routines: Sequence[Routine]) -> bool:
 
 
 def take_back(
-    value: Value, routines: Sequence[Routine], bound: Mapping[str, Value], frame: Frame
+    value: Value, routines: Sequence[Routine], bound: Named[str, Value], frame: Frame
 ) -> Value:
     """Put what a call has changed where the caller has its arguments; return the call's result.
 
@@ -93,7 +116,7 @@ def take_back(
         value, *rest = _named(value, routines[0], frame)
         parts = iter(rest)
     made = [(path, change.left or next(parts)) for path, change in changes.items()]
-    made = [(path, part) for path, part in made if isinstance(bound.get(path[0]), ByName)]
+    made = [(path, part) for path, part in made if not isinstance(bound.get(path[0], NONE), Known)]
     _refuse_twice([path for path, _ in made], bound)
     frame.env.values |= {f"{_BACK}{path[0]}": bound[path[0]] for path, _ in made}
     for path, part in made:
@@ -108,11 +131,13 @@ def _put(path: Path, part: Value, frame: Frame) -> None:
     for key in path[1:-1]:
         assert isinstance(owner, ByName)
         owner = owner.entries[key]
-    assert isinstance(owner, ByName)
-    variables.put(owner, path[-1], part, frame)
+    if isinstance(owner, ByName) and path[1:]:
+        variables.put(owner, path[-1], part, frame)
+    else:
+        variables.rebind(owner, part, frame)
 
 
-def _refuse_twice(paths: Sequence[Path], bound: Mapping[str, Value]) -> None:
+def _refuse_twice(paths: Sequence[Path], bound: Named[str, Value]) -> None:
     """Raise `Untranslatable` where a function has something that it changes under two names."""
     for path in paths:
         owner = bound[path[0]]

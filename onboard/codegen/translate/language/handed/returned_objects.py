@@ -37,7 +37,7 @@ def output(cls: object, args: Args, frame: Frame) -> Output | None:
     if not isinstance(cls, type):
         return None
     if issubclass(cls, ModelOutput):
-        return _of_fields(cls, args)
+        return _of_fields(cls, args, frame)
     if frame.kind == "init":
         return None
     return kept_by(cls, args, frame)
@@ -56,7 +56,7 @@ def kept_by(cls: object, args: Args, frame: Frame) -> Output | None:
     if not is_own(cls, frame):
         return None
     if dataclasses.is_dataclass(cls):
-        kept = _of_fields(cls, args)
+        kept = _of_fields(cls, args, frame)
         return _made(kept, "__post_init__", Args([], {}, []), frame)
     plain = find_method(cls, "__init__") is not None and not issubclass(cls, nn.Module)
     made = _of_constructor(cls, args)
@@ -85,17 +85,17 @@ def _replaced(whole: Value, args: Args) -> Output | None:
     return None
 
 
-def _of_fields(cls: type, args: Args) -> Output:
+def _of_fields(cls: type, args: Args, frame: Frame) -> Output:
     """Return what a dataclass keeps."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     names = [field.name for field in fields if field.init]
-    defaults = {field.name: _default(field, cls) for field in fields}
+    defaults = {field.name: _default(field, cls, frame) for field in fields}
     given = dict(zip(names, args.positional, strict=False))
     kept = {**defaults, **given, **args.keywords}
     return Output({key: value for key, value in kept.items() if value is not None}, cls)
 
 
-def _default(field: dataclasses.Field[Any], cls: type) -> Value | None:
+def _default(field: dataclasses.Field[Any], cls: type, frame: Frame) -> Value | None:
     """Return what a dataclass keeps that is not given; None: what nothing may read, or is None in an
     output of transformers.
     """
@@ -103,6 +103,8 @@ def _default(field: dataclasses.Field[Any], cls: type) -> Value | None:
         return Items((), kind=LIST)
     if field.default_factory is dict:
         return Mapping({})
+    if isinstance(field.default_factory, type):
+        return kept_by(field.default_factory, Args([], {}, []), frame)
     known = isinstance(field.default, bool | int | float | str)
     nothing = field.default is None and not issubclass(cls, ModelOutput)
     return Known(field.default) if known or nothing else None

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from onboard.codegen.translate.language.args import spread
 from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.handed.left import Left, Path
 from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, mentions, name
-from onboard.codegen.translate.language.values import NONE, Code, Known, Value
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Unread, Value
 
 
 def bind(variable: str, value: ByName, frame: Frame, origin: ast.AST) -> None:
@@ -61,10 +63,12 @@ def widened(variable: str, value: ByName, end: Value, frame: Frame, origin: ast.
     lazy = {field: after[field] for field in changed if isinstance(after[field], Left)}
     targets = {field: frame.fresh(field) for field in changed if field not in lazy}
     frame.env.values[variable] = NONE
-    made = _assigned(variable, value, targets, frame, origin)
+    forms = {field: sequence_of_all((before[field], after[field])) for field in targets}
+    growing = _with(variable, value, _as_lists(before, forms))
+    made = _assigned(variable, growing, targets, frame, origin)
     optional = {field for field in changed if before[field].may_be_none or after[field].may_be_none}
     known = {
-        field: replace(part, form=None, static=False, optional=field in optional)
+        field: replace(part, form=forms[field], static=False, optional=field in optional)
         for field, part in spread({variable: made}).items()
         if field in targets and isinstance(part, Code)
     }
@@ -73,6 +77,15 @@ def widened(variable: str, value: ByName, end: Value, frame: Frame, origin: ast.
     frame.env.values |= {key: _in_place_of(value, made, item) for key, item in held.items()}
     frame.env.values[variable] = made
     return True
+
+
+def _as_lists(parts: Mapping[str, Value], forms: Mapping[str, str | None]) -> dict[str, Value]:
+    """Return the lists of known length that a loop fills as lists of any."""
+    return {
+        field: Code(ast.List([item.code() for item in part.items], ast.Load()), form=LIST)
+        for field, part in parts.items()
+        if forms.get(field) == LIST and isinstance(part, Items)
+    }
 
 
 def carry(start: Env, frame: Frame, origin: ast.AST) -> None:
@@ -125,6 +138,28 @@ def put(
 def held(frame: Frame) -> dict[str, Value]:
     """Return what has become of the objects that a function was given."""
     return {key: value for key, value in frame.env.values.items() if key.startswith(GIVEN)}
+
+
+def rebind(owner: Value, changed: Value, frame: Frame, origin: ast.AST | None = None) -> None:
+    """Have whatever holds a list or a dict hold what has become of it; variables that hold it are
+    assigned that.
+
+    Raises:
+        Untranslatable: it is kept where nothing else can be put.
+    """
+    note(owner, [()], frame)
+    places = places_of(owner, frame.env.values)
+    if not places and isinstance(owner, Code) and isinstance(owner.expr, ast.Attribute):
+        raise Untranslatable(f"a change of {ast.unparse(owner.expr)}, which a module keeps")
+    for place in places:
+        if place.isidentifier() and frame.env.values[place] is owner:
+            if isinstance(changed, Left | Unread):
+                frame.env.values[place] = changed
+            else:
+                frame.bind(place, changed, origin)
+                changed = frame.env.values[place]
+    for place in places:
+        frame.env.values[place] = _in_place_of(owner, changed, frame.env.values[place])
 
 
 def note(owner: Value, paths: Sequence[Path], frame: Frame) -> None:

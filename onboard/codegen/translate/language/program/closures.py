@@ -269,7 +269,7 @@ def run_inside(
     for key, before in held.items():
         variables.note(before, [path[1:] for path in inner.changed if path[0] == key], frame)
         if (now := inner.env.values[f"{GIVEN}{key}"]) is not before:
-            variables.replaced(before, now, frame)
+            changes.replaced(before, now, frame)
     return value
 
 

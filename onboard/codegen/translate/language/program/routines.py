@@ -37,7 +37,7 @@ def routine_of(
     if cls is type(program.model) and node.name == "forward":
         frame.returns = [(at, with_logits_alone(value, frame)) for at, value in frame.returns]
     routine = Routine(node, frame.source, argument_facts=facts)
-    routine.changes = changes.returned((cls, node.name, node.lineno), frame)
+    routine.changes = changes.returned((cls, node.name, node.lineno), given, frame)
     asked = frame.kind == "forward" and node.name != "forward" and not routine.changes
     if asked and (back := given_back(frame)) is not None:
         routine.given = back

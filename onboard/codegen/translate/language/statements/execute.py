@@ -14,9 +14,13 @@ from onboard.codegen.translate.language.expressions.evaluate import binary, cond
 from onboard.codegen.translate.language.expressions.half_tests import only_in_half
 from onboard.codegen.translate.language.forms import COUNTED
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed import changes
+from onboard.codegen.translate.language.handed import changes, containers
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
-from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
+from onboard.codegen.translate.language.statements.assignments.assign import (
+    Widened,
+    sets_by_name,
+    store,
+)
 from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
 from onboard.codegen.translate.language.statements.assignments.own_entries import OwnEntries
 from onboard.codegen.translate.language.statements.assignments.records_alone import only_records
@@ -101,6 +105,8 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     """A tensor changes in place, as other names for it see; all else is made anew, and positions."""
     old = frame.evaluate(ast.copy_location(syntax.as_load(node.target), node))
     operand = frame.settle(frame.evaluate(node.value))
+    if containers.adds(node, operand, frame):
+        return
     if isinstance(old, Unread) or frame.mechanisms.binary(node.op, old, operand, frame) is old:
         return
     if (
@@ -118,22 +124,19 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
     """Keep calls that work in place; everything else an expression statement does is
     bookkeeping.
     """
-    if bindings.says(node.value, frame) or lists.append(node.value, frame):
+    kinds = (bindings.says, containers.calls_method, lists.append, sets_by_name)
+    if any(executes(node.value, frame) for executes in kinds):
         return
     value = frame.evaluate(node.value)
+    of_variable = isinstance(value, Mask) or isinstance(value, Code) and value.lazy
     match node.value:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if (
-            isinstance(value, Mask) or isinstance(value, Code) and value.lazy
-        ):
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if of_variable:
             if syntax.works_in_place(node.value):
                 frame.env.values[variable] = value
             return
-    if (
-        isinstance(value, Code)
-        and isinstance(value.expr, ast.Call)
-        and syntax.works_in_place(value.expr)
-    ):
-        frame.emit(ast.Expr(value.expr), node)
+    match value:
+        case Code(expr=ast.Call() as called) if syntax.works_in_place(called):
+            frame.emit(ast.Expr(called), node)
 
 
 def _return(node: ast.Return, frame: Frame) -> str:

@@ -9,6 +9,7 @@ from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed import variables
 from onboard.codegen.translate.language.handed.by_name import ByName
+from onboard.codegen.translate.language.handed.left import Left
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.bindings import function_around
@@ -65,7 +66,7 @@ def widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
     """Have a variable be what the loop leaves in it, too, which is `end`: where that has no translation,
     neither has the variable, in the loop or behind it.
     """
-    if isinstance(end, Unread):
+    if isinstance(end, Unread | Left):
         frame.env.values[key] = end
         return
     value = frame.env.values[key]

@@ -13,7 +13,7 @@ from onboard.codegen.translate.language.expressions.decisions import statements_
 from onboard.codegen.translate.language.expressions.items import index_code
 from onboard.codegen.translate.language.forms import MAYBE, ROWS, SEVERAL_ROWS
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed import variables
+from onboard.codegen.translate.language.handed import containers, variables
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.handed.listed import listed
 from onboard.codegen.translate.language.holes import Hole, Result
@@ -109,6 +109,17 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             return
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
+
+
+def sets_by_name(node: ast.expr, frame: Frame) -> bool:
+    """Execute `setattr(owner, "attr", value)` of an object; return whether it was that."""
+    match node:
+        case ast.Call(
+            func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as attr), value]
+        ) if isinstance(frame.evaluate(owner), Output):
+            store(ast.Attribute(owner, attr, ast.Store()), frame.evaluate(value), frame, node)
+            return True
+    return False
 
 
 def _is_kept_elsewhere(target: ast.Attribute, value: Value, frame: Frame, origin: ast.AST) -> bool:
@@ -268,6 +279,8 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         return
     if _is_own_entry(target, owner, key, frame):
         frame.env.values[ast.unparse(target.value)] = OwnEntries(filled=True)
+        return
+    if containers.stores_item(target, value, frame, origin):
         return
     if isinstance(owner, Mapping) and isinstance(key, Known):
         owner.items[key.value] = value

@@ -117,10 +117,13 @@ def _says(value: Value, found: object, frame: Frame) -> bool:
 
 def sets_field(owner: ast.expr, attr: str, value: Value, frame: Frame, origin: ast.AST) -> bool:
     """Whether code puts another value into a field of an output, which has it from here on."""
-    output = frame.evaluate(owner) if isinstance(owner, ast.Name) else NONE
-    if not isinstance(owner, ast.Name) or not isinstance(output, Output):
+    path = ast.unparse(owner).split(".")
+    local = all(map(str.isidentifier, path)) and path[0] != "self"
+    output = frame.evaluate(owner) if local else NONE
+    if not isinstance(output, Output):
         return False
-    put(output, attr, frame.settle(value), frame, owner.id, origin)
+    named = path[0] if len(path) == 1 else ""
+    put(output, attr, frame.settle(value), frame, named, origin)
     return True
 
 
