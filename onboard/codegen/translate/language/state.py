@@ -7,7 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from onboard.analysis.source import ModuleSource
-from onboard.codegen.translate.language.handed.left import Left, Path
+from onboard.codegen.translate.language.handed.left_in_arguments import Left, Path
 from onboard.codegen.translate.language.holes import Hole
 from onboard.codegen.translate.language.values import NONE, Value
 

@@ -157,6 +157,8 @@ def _len(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match args.positional:
         case [Items() | Mapping() as value]:
             return Known(len(value.items))
+        case [Output() as value] if hasattr(value.cls, "__len__"):
+            return attributes.asked(value, frame)
     return _fold(len)(expr, args, frame)
 
 

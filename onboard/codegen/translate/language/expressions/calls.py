@@ -275,7 +275,7 @@ def _method_of_object(owner: ByName | Global, attr: str, args: Args, frame: Fram
     """Return what a method of an object gives, or a class method of its class; None for others."""
     if isinstance(owner, Output) and attr == "__setitem__":
         return _set_item(owner, *args.positional, frame=frame)
-    if isinstance(owner, Output) and attr in _OF_DICTS and attr not in owner.fields:
+    if isinstance(owner, Output) and attr in _OF_DICTS and not attributes.has_own(owner, attr):
         there = {key: item for key, item in owner.fields.items() if not item.equals(NONE)}
         return dicts.method(Mapping(there), attr, _by_name(args, frame))
     return attributes.called(owner, attr, args, frame)

@@ -12,6 +12,7 @@ from onboard.codegen.translate.language.expressions.decisions import (
     decided_here,
 )
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import attributes
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.handed.listed import one_of
 from onboard.codegen.translate.language.object_values import (
@@ -31,7 +32,7 @@ def conditional(node: ast.IfExp, frame: Frame) -> Value:
     """Return `body if test else orelse`; in code of repositories this config's side of a static test,
     where only one has a translation or makes modules.
     """
-    test = frame.evaluate(node.test)
+    test = attributes.asked(frame.evaluate(node.test), frame)
     decided = test.truth()
     if decided is not None:
         return frame.evaluate(node.body if decided else node.orelse)

@@ -28,6 +28,7 @@ from onboard.codegen.translate.language.expressions.module_lists import (
 )
 from onboard.codegen.translate.language.forms import LIST, TENSORS, TUPLE, TUPLE_OR_NOT
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import attributes
 from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.object_values import (
     Closure,
@@ -215,6 +216,7 @@ def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
     if isinstance(node.op, ast.Not):
         if (decided := config_values.denied(operand, frame)) is not None:
             return decided
+        operand = attributes.asked(operand, frame)
         known = operand.truth()
         operand = condition(operand)
         return (
@@ -235,7 +237,7 @@ def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
     left: list[Value] = []
     for item in node.values:
         value = frame.evaluate(item)
-        decided = value.truth()
+        decided = attributes.asked(value, frame).truth()
         said = any(type(other) is Code and other.equals(value) for other in left)
         if (decided is None or decided is stop) and not said:
             left.append(value)
@@ -275,6 +277,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     op, right = node.ops[0], _constants(frame.evaluate(node.comparators[0]))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
+    if isinstance(op, ast.Eq) and (same := attributes.are_equal(left, right, frame)) is not None:
+        return same
     if (decided := config_values.compared(op, left, right, frame)) is not None:
         return decided
     if (decided := config_values.is_entry(op, left, right, frame)) is not None:

@@ -27,7 +27,7 @@ from onboard.codegen.translate.language.expressions import branch_types
 from onboard.codegen.translate.language.expressions.module_lists import attribute_of_list
 from onboard.codegen.translate.language.expressions.usual_names import usual_item, usual_name
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed import attributes
+from onboard.codegen.translate.language.handed import attributes, of_file
 from onboard.codegen.translate.language.handed.by_name import ByName, Named
 from onboard.codegen.translate.language.handed.listed import Objects
 from onboard.codegen.translate.language.object_values import (
@@ -43,7 +43,6 @@ from onboard.codegen.translate.language.object_values import (
     PlainObject,
     Self,
 )
-from onboard.codegen.translate.language.partial_classes import Partial, partial_class
 from onboard.codegen.translate.language.records import Record
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.statements.assignments.between_layers import left_behind
@@ -98,21 +97,16 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
         return Known(obj)
     if frame.translator.specialised and (usual := usual_name(obj, identifier)) is not None:
         return Global(obj, usual)
-    if isinstance(obj, functools.partial) and (cls := _partial_of(obj, frame)) is not None:
-        return cls
+    named = functools.partial(of_table, frame=frame)
+    if isinstance(obj, functools.partial) and (whole := of_file.partial_of(obj, named)) is not None:
+        return whole
+    package = type(frame.translator.model).__module__.split(".")[0]
+    if (made := of_file.object_of(obj, package, named)) is not None:
+        if not frame.translator.specialised:
+            raise Untranslatable(f"{identifier}, an object that the file makes")
+        return made
     frame.translator.remember_global(identifier, obj, frame.source)
     return Global(obj, name(identifier))
-
-
-def _partial_of(obj: functools.partial[Any], frame: Frame) -> Partial | None:
-    """Return a class of modules that a file gives some arguments before any function is called,
-    `norm = partial(Norm, eps=1e-6)`; None of other functions.
-    """
-    if not (inspect.isclass(obj.func) and issubclass(obj.func, nn.Module)):
-        return None
-    called, *rest = (of_table(item, frame) for item in (obj.func, *obj.args))
-    keywords = {key: of_table(item, frame) for key, item in obj.keywords.items()}
-    return partial_class(Args([called, *rest], keywords, []))
 
 
 def is_own(entry: object, frame: Frame) -> bool:
@@ -200,6 +194,10 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return _of_config(owner, attr, frame)
         case Global(obj=obj) if (left := left_behind(obj, attr, frame)) is not None:
             return left
+        case Global(obj=type() as cls) if (
+            is_own(cls, frame) and not is_module(cls) and (known := attributes.constant(cls, attr))
+        ):
+            return known
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
         case ByName():

@@ -14,7 +14,7 @@ from typing import Self, TypeGuard
 
 from transformers.utils import ModelOutput
 
-from onboard.codegen.translate.language.handed.left import Left
+from onboard.codegen.translate.language.handed.left_in_arguments import Left
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import (
     Code,

@@ -16,7 +16,7 @@ from onboard.codegen.translate.language.forms import DICT, LIST
 from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed import variables
 from onboard.codegen.translate.language.handed.by_name import ByName
-from onboard.codegen.translate.language.handed.left import Left, Path
+from onboard.codegen.translate.language.handed.left_in_arguments import Left, Path
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.state import Change, Routine
 from onboard.codegen.translate.language.trees.syntax import Untranslatable

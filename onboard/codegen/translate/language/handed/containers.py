@@ -13,7 +13,7 @@ from onboard.codegen.translate.language.forms import DICT, LIST
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.handed import variables
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
-from onboard.codegen.translate.language.handed.left import Left
+from onboard.codegen.translate.language.handed.left_in_arguments import Left
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, with_place
 from onboard.codegen.translate.language.values import Code, Items, Known, Mapping, Unread, Value
 

@@ -14,7 +14,7 @@ from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
-from onboard.codegen.translate.language.handed.left import Left, Path
+from onboard.codegen.translate.language.handed.left_in_arguments import Left, Path
 from onboard.codegen.translate.language.holes import Hole, Result
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, mentions, name

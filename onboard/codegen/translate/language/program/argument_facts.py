@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onboard.codegen.translate.language.args import Args, spread
 from onboard.codegen.translate.language.handed.by_name import Output
-from onboard.codegen.translate.language.handed.left import Left
+from onboard.codegen.translate.language.handed.left_in_arguments import Left
 from onboard.codegen.translate.language.object_values import Self
 from onboard.codegen.translate.language.partial_classes import joined_classes
 from onboard.codegen.translate.language.sequences import sequence_of_all

@@ -33,7 +33,7 @@ from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
 from onboard.codegen.translate.language.handed import changes, methods, plain_objects
 from onboard.codegen.translate.language.handed.by_name import shared
-from onboard.codegen.translate.language.handed.left import Path
+from onboard.codegen.translate.language.handed.left_in_arguments import Path
 from onboard.codegen.translate.language.object_values import (
     Config,
     Instance,

@@ -14,7 +14,7 @@ from onboard.codegen.translate.language.expressions.evaluate import binary, cond
 from onboard.codegen.translate.language.expressions.half_tests import only_in_half
 from onboard.codegen.translate.language.forms import COUNTED
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed import changes, containers
+from onboard.codegen.translate.language.handed import attributes, changes, containers
 from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
 from onboard.codegen.translate.language.statements.assignments.assign import (
     Widened,
@@ -129,13 +129,11 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
         return
     value = frame.evaluate(node.value)
     of_variable = isinstance(value, Mask) or isinstance(value, Code) and value.lazy
-    match node.value:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if of_variable:
+    match node.value, value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))), _ if of_variable:
             if syntax.works_in_place(node.value):
                 frame.env.values[variable] = value
-            return
-    match value:
-        case Code(expr=ast.Call() as called) if syntax.works_in_place(called):
+        case _, Code(expr=ast.Call() as called) if syntax.works_in_place(called):
             frame.emit(ast.Expr(called), node)
 
 
@@ -150,7 +148,7 @@ def _if(node: ast.If, frame: Frame) -> str | None:
         execute(node.body, frame)  # which changes nothing where the test does not hold
         return None
     try:
-        test = frame.evaluate(node.test)
+        test = attributes.asked(frame.evaluate(node.test), frame)
     except Untranslatable:
         checks = syntax.only_raises(node.body) and not node.orelse
         if checks or bindings.only_says(node, frame):

@@ -9,7 +9,7 @@ from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed import variables
 from onboard.codegen.translate.language.handed.by_name import ByName
-from onboard.codegen.translate.language.handed.left import Left
+from onboard.codegen.translate.language.handed.left_in_arguments import Left
 from onboard.codegen.translate.language.sequences import sequence_of_all
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.bindings import function_around
