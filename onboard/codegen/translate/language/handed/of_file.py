@@ -28,9 +28,9 @@ Named = Callable[[Any], Value]
 
 def object_of(obj: object, package: str, named: Named) -> Value | None:
     """Return an object of a class of the repository's package, or a list or dict with such, as what it
-    keeps; None for others.
+    keeps; None for others, and those of transformers.
     """
-    if not _holds_own(obj, package):
+    if package == "transformers" or not _holds_own(obj, package):
         return None
     return _value_of(obj, package, named)
 
