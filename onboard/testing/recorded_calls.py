@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from onboard.analysis.behaviour.left_at_classes import BETWEEN_LAYERS, left_at_classes
 from onboard.analysis.counterparts import counterparts, is_choice, weights_of, without_later
 from onboard.analysis.cut_tables import cut_tables, rows_for_each_text
+from onboard.analysis.recognise.recorder import keeps_fields
 from onboard.ops.rope.rope import complex_freqs
 from onboard.ops.sparse.sparse import chosen_keys
 from onboard.testing.steady import Again, copied, steady_tokens
@@ -31,6 +32,8 @@ class Call:
     arguments: dict[str, Any]
     outputs: list[torch.Tensor] = field(default_factory=list)
     """The tensors of the returned value, in order."""
+    held: list[torch.Tensor] = field(default_factory=list)
+    """The tensors in objects, lists and dicts that it was given, once it has returned."""
     left: dict[str, torch.Tensor] = field(default_factory=dict)
     """What earlier layers had left at classes."""
     again: Again | None = None
@@ -58,7 +61,7 @@ class Call:
         with torch.no_grad():
             given = {key: copied(value) for key, value in self._arguments_for(block).items()}
             actual = tensors(block(**given))
-        expected = self.outputs
+        expected = self._expected(len(actual))
         if [tensor.is_complex() for tensor in actual] == [True] and len(expected) == 2:
             expected = [complex_freqs(*expected)]
         if len(expected) == 1 and (weights := weights_of(actual, expected[0])) is not None:
@@ -72,14 +75,23 @@ class Call:
             [_comparable(ours, _for_each_row(theirs, ours)) for ours, theirs in pairs]
         )
 
+    def _expected(self, count: int) -> list[torch.Tensor]:
+        """Return what so many tensors of a generated block are compared with: it returns what it
+        changes in its arguments beside its result, or where the original returns nothing.
+        """
+        beside = self.held if count > 1 or not self.outputs else []
+        return [*self.outputs, *beside]
+
     def _steady(
         self, pairs: list[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return pairs of tensors by token [batch, sequence, ...] without the tokens that no
         rounding can tell of.
         """
+        if self.again is None or not self.outputs:
+            return pairs
         first = self.outputs[0]
-        if self.again is None or first.dtype not in _HALF or first.dim() != 3:
+        if first.dtype not in _HALF or first.dim() != 3:
             return pairs
         steady = steady_tokens(self.again, first)
         if (left_out := int((~steady).sum())) == 0:
@@ -224,7 +236,7 @@ def record_calls(
         handles += [
             # What it was called with
             block.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            block.register_forward_hook(after),
+            block.register_forward_hook(after, with_kwargs=True),
         ]
     with torch.no_grad():
         for prompt in prompts:
@@ -270,8 +282,10 @@ def _hooks(block: nn.Module, found: list[Call]) -> tuple[Callable[..., None], Ca
         again = None if left else _again(block, bound)  # which finds there what the last text left
         found.append(Call(_flatten(bound, copied), left=left, again=again))
 
-    def after(_: nn.Module, __: Any, output: Any) -> None:
+    def after(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         found[-1].outputs = [tensor.clone() for tensor in tensors(output)]
+        given = (item for item in (*args, *kwargs.values()) if _may_be_filled(item))
+        found[-1].held = [tensor.clone() for item in given for tensor in _tensors_in(item)]
 
     return before, after
 
@@ -300,7 +314,43 @@ def _flatten(bound: inspect.BoundArguments, copy: Callable[[Any], Any]) -> dict[
     for name, value in bound.arguments.items():
         keyword = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
         named |= value if keyword else {name: value}
+    for name, value in [*named.items()]:
+        named |= {key: part for key, part in _apart(name, value).items() if key not in named}
     named = {name: pytree.tree_map(copy, value) for name, value in named.items()}
     if isinstance(pair := named.get("position_embeddings"), tuple) and len(pair) == 2:
         named |= dict(zip(("cos", "sin"), pair, strict=True))
     return named
+
+
+def _may_be_filled(value: Any) -> bool:
+    """Whether a block may put something into what it is given."""
+    return isinstance(value, list | dict) or keeps_fields(value)
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """Return the parts of an object, a named tuple, a list, a tuple or a dict by name or place."""
+    if keeps_fields(value):
+        return dict(vars(value))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    return (
+        dict(enumerate(value))
+        if isinstance(value, list | tuple)
+        else (dict(value) if isinstance(value, dict) else {})
+    )
+
+
+def _apart(name: str, value: Any) -> dict[str, Any]:
+    """Return the parts of an argument under the names that a generated block has for them: `given_cos`
+    of `given.cos`.
+    """
+    named: dict[str, Any] = {}
+    for key, part in _parts(value).items():
+        named |= {f"{name}_{key}": part, **_apart(f"{name}_{key}", part)}
+    return named
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for part in _parts(value).values() for tensor in _tensors_in(part)]

@@ -22,6 +22,8 @@ Translate = Callable[..., tuple[ClassState, str, str]]
         ("a = x\nb = a + y\nreturn b + a", None),  # read again
         ("a = self.table\nreturn a + a", None),
         ("a = f(x)\nreturn a + y", None),
+        ("a, c = f(x)\nb = a\nreturn b + b + c", "b, c = f(x)\nreturn b + b + c"),
+        ("a, c = f(x)\nb = a\nb += a\nreturn a + b + c", None),  # read again
         ("a = x\nb[a] = a + y\nreturn b", None),  # the place that is written is read, too
         ("a = x\nb = [a + a for x in y]\nreturn b", "a = x\nreturn [a + a for x in y]"),
     ],
