@@ -19,7 +19,7 @@ import onboard.ops  # noqa: F401  registers the operators
 from onboard.cache.batch import METADATA_NAMES, STATE_METADATA_NAMES
 from onboard.cache.resources import CacheResource, KVPagedResource, StateResource
 from onboard.config import suggest
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import NoCachedFormError, OnboardError, UsageError
 from onboard.graph.backends import kernel_obstacle
 from onboard.graph.fx import arguments, is_op, replace_with
 from onboard.ops.library import cached_forms, op_sources
@@ -260,15 +260,16 @@ def _value(argument: Any) -> Any:
 
 
 def refuse_unless(node: fx.Node, **needed: Any) -> None:
-    """Raise `OnboardError` when an argument of a source node has another value than its cached form
+    """Raise `NoCachedFormError` when an argument of a source node has another value than its cached form
     needs.
     """
     found = arguments(node)
     for name, value in needed.items():
         if found[name] != value:
-            raise OnboardError(
-                f"{node.name} ({module_path(node)}) has {name}={found[name]!r} and cannot be cached",
-                hint=f"Its cached form needs {name}={value!r}",
+            raise NoCachedFormError(
+                f"{node.name} ({module_path(node)}) has {name}={found[name]!r} and cannot be cached, "
+                "so the model cannot generate yet",
+                hint=f"Its model file is complete; its cached form needs {name}={value!r}",
             )
 
 

@@ -338,7 +338,7 @@ def _only_lacks_a_cache(record: TargetRecord, levels: dict[str, LevelStatus]) ->
     """Whether each test passed that needs no cache, and the others because the model's state has no
     cached form.
 
-    An attention-only model never says so, and what was tried and differs never does.
+    A model of attention alone says so where that has a mask of its own; what was tried and differs never does.
     """
     said = f"{NoCachedFormError.__module__}.{NoCachedFormError.__qualname__}: "
     unable = all(

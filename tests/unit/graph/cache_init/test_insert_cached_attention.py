@@ -10,7 +10,7 @@ from torch import nn
 
 import onboard.ops  # noqa: F401
 from onboard.config import RuntimeConfig
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import NoCachedFormError, OnboardError, UsageError
 from onboard.graph.cache_init.interface import cache_dtype
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.export.to_graph import export_to_graph
@@ -127,7 +127,8 @@ def test_caches_have_the_shapes_of_keys_and_values(options: dict[str, Any]) -> N
 def test_attention_that_cannot_be_cached_is_named(options: dict[str, Any], found: str) -> None:
     context = _context()
     gm = _exported(_Attention(**options), context)
-    with pytest.raises(OnboardError, match=rf"torch_attention.*{found}.*cannot be cached"):
+    said = rf"torch_attention.*{found}.*cannot be cached, so the model cannot generate yet"
+    with pytest.raises(NoCachedFormError, match=said):
         _transform("insert_cached_attention").apply(gm, context)
     assert context.cache is None
 
