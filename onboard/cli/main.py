@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import traceback
@@ -29,7 +30,7 @@ from onboard.cli.commands import (
 from onboard.cli.commands import run as run_command
 from onboard.cli.commands.measure import bench, kld, score_tasks, tune
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
-from onboard.cli.result import Result
+from onboard.cli.result import Document, Result
 from onboard.cli.terminal import one_line
 from onboard.errors import INTERRUPTED, OnboardError, UsageError, exit_code, unfit_package
 
@@ -106,6 +107,9 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
                 if result.error is None
                 else _fail(*_words(result.error), debug=debug, error=result.error)
             )
+        if isinstance(result, Document):
+            print(json.dumps(result.content, indent=2))
+            return result.code
         return result
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (whoever read the output has gone; exit without a complaint)
@@ -117,7 +121,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return _fail(*_words(error), debug=debug, error=error)
 
 
-def _call(arguments: list[str]) -> Result | int:
+def _call(arguments: list[str]) -> Result | Document | int:
     """Run the command; return its exit code or what it leaves to be printed."""
     _refuse_what_is_no_text(arguments)
     # What libraries print, as transformers does of some classes, is no part of a document
@@ -135,7 +139,7 @@ def _call(arguments: list[str]) -> Result | int:
     # Some versions of typer turn an interrupt into this code, others raise
     if result == INTERRUPTED:
         raise KeyboardInterrupt
-    return result if isinstance(result, Result | int) else 0
+    return result if isinstance(result, Result | Document | int) else 0
 
 
 def _refuse_what_is_no_text(arguments: list[str]) -> None:

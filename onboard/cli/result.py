@@ -13,3 +13,11 @@ class Result:
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Document:
+    """All of a command's document, which is older than the fields that others have, and its exit code."""
+
+    content: Any
+    code: int = 0

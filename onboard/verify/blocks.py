@@ -148,6 +148,7 @@ def _shapes(reference: nn.Module) -> list[dict[str, torch.Tensor]]:
     ]
     rows += exact_prompts(reference)
     tokens = [{name: tensor[:, :1] for name, tensor in each.items()} for each in rows[:2]]
+    _runs(reference, rows[-1])  # code of one token may read what the text before has left
     return [*rows, *(each for each in tokens if _runs(reference, each))]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli.options import AsJson, Device, Offline, WorldSize
+from onboard.cli.result import Document
 from onboard.errors import OnboardError, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ Filter = Annotated[
 
 
 @app.command("list")
-def list_entries(root: Root = Path(), expression: Filter = "", as_json: AsJson = False) -> None:
+def list_entries(
+    root: Root = Path(), expression: Filter = "", as_json: AsJson = False
+) -> Document | None:
     """List the entries and the results of their last runs.
 
     A filter has terms FIELD=WORD, FIELD!=WORD, FIELD~PATTERN or FIELD!~PATTERN; words separated by
@@ -44,17 +47,13 @@ def list_entries(root: Root = Path(), expression: Filter = "", as_json: AsJson =
     """
     entries = _chosen(root, [], expression)
     if as_json:
-        print(
-            json.dumps(
-                [entry.model_dump(mode="json", exclude_none=True) for entry in entries], indent=2
-            )
-        )
-        return
+        return Document([entry.model_dump(mode="json", exclude_none=True) for entry in entries])
     for entry in entries:
         ended = f"{entry.status} {entry.tested or ''}".strip()
         print(
             f"{entry.name}  {entry.family or '-'}  {ended}{f'  ({entry.note})' if entry.note else ''}"
         )
+    return None
 
 
 @app.command("show")
@@ -70,7 +69,7 @@ def show(
         ),
     ] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Document | None:
     """Show an entry; with --resolved its composed configuration."""
     from onboard.composition import compose, layers, origins, without_effect
 
@@ -81,18 +80,18 @@ def show(
         document["resolved"] = compose(entry, root).model_dump(mode="json", exclude_unset=True)
         document["from"], document["without_effect"] = origins(found), without_effect(found)
     if as_json:
-        print(json.dumps(document, indent=2))
-        return
+        return Document(document)
     for key, value in document["entry"].items():
         print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
     for key, file in document.get("from", {}).items():
         print(f"  {key}: {json.dumps(_value(document['resolved'], key))}  # {file}")
     for file in document.get("without_effect", []):
         print(f"note: {file} changes nothing: later files say something else of all that it says")
+    return None
 
 
 @app.command("validate")
-def validate(root: Root = Path(), as_json: AsJson = False) -> int:
+def validate(root: Root = Path(), as_json: AsJson = False) -> Document | int:
     """Check that every entry's configs form a valid configuration.
 
     Exit code 1 if a config is missing or invalid.
@@ -111,18 +110,12 @@ def validate(root: Root = Path(), as_json: AsJson = False) -> int:
         except OnboardError as error:
             problems[entry.name] = [f"error: {error}"]
     found = {name: said for name, said in problems.items() if said}
+    code = int(any(line.startswith("error") for said in found.values() for line in said))
     if as_json:
-        print(json.dumps({"entries": len(problems), "problems": found}, indent=2))
-    else:
-        print(
-            "\n".join(
-                [
-                    *(f"{name}: {line}" for name, said in found.items() for line in said),
-                    f"{len(problems)} entries",
-                ]
-            )
-        )
-    return 1 if any(line.startswith("error") for said in found.values() for line in said) else 0
+        return Document({"entries": len(problems), "problems": found}, code)
+    lines = [f"{name}: {line}" for name, said in found.items() for line in said]
+    print("\n".join([*lines, f"{len(problems)} entries"]))
+    return code
 
 
 _Names = Annotated[
@@ -164,7 +157,7 @@ def run(
     limit_seconds: _LimitSeconds = 3600.0,
     offline: Offline = False,
     as_json: AsJson = False,
-) -> int:
+) -> Document | int:
     """Run entries and compare them with transformers.
 
     Each entry runs in its own process: on a free GPU, or on the CPU with --jobs in parallel; with
@@ -201,16 +194,15 @@ def run(
     for row, ran in runner.run(todo):
         progress.finished(row, ran)
         rows.append(row)
-    _say_rows(rows, as_json=as_json)
-    return 1 if any(row.status == "failed" for row in rows) else 0
-
-
-def _say_rows(rows: list[Result], *, as_json: bool) -> None:
-    """Print the rows, or how many passed and failed."""
+    code = int(any(row.status == "failed" for row in rows))
     if as_json:
-        found = [row.model_dump(mode="json", exclude_defaults=True) for row in rows]
-        print(json.dumps(found, indent=2))
-        return
+        return Document([row.model_dump(mode="json", exclude_defaults=True) for row in rows], code)
+    _say_counts(rows)
+    return code
+
+
+def _say_counts(rows: list[Result]) -> None:
+    """Print how many rows passed and failed."""
     counts = {status: sum(row.status == status for row in rows) for status in ("passed", "failed")}
     print("\n".join(f"{count} {status}" for status, count in counts.items()))
 
