@@ -44,11 +44,17 @@ def turned(q, k, cos, sin, position_ids):
 """
 
 
-def test_a_table_of_the_text_is_that_of_the_positions_which_look_it_up(tmp_path: Path) -> None:
-    folder = save_odd(tmp_path / "odd_lazy", head=_TABLES, attention=ATTENTION)
+def _save(folder: Path, head: str) -> Path:
+    """Write a model of the folder's name whose attention has tables of its own."""
+    save_odd(folder, head=head, attention=ATTENTION)
     file, made = folder / "modeling_odd.py", "self.theta = config.rope_theta"
     tables = "self.tables = Tables(self.size, config.rope_theta)"
     file.write_text(file.read_text().replace(made, tables))
+    return folder
+
+
+def test_a_table_of_the_text_is_that_of_the_positions_which_look_it_up(tmp_path: Path) -> None:
+    folder = _save(tmp_path / "odd_lazy", _TABLES)
     found = run_apart(GENERATE, [folder])["odd_lazy"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5
@@ -61,10 +67,7 @@ def test_a_table_that_loses_the_dimension_of_a_single_token_is_that_of_longer_te
 ) -> None:
     """`squeeze(0)` of [1, size]: the code does not run for texts of one token, two in a batch."""
     plain = _TABLES.replace("[None, None, :, :]", "").replace("[:, :, :length, ...]", "[:length]")
-    folder = save_odd(tmp_path / "odd_squeezed", head=plain, attention=ATTENTION)
-    file, made = folder / "modeling_odd.py", "self.theta = config.rope_theta"
-    tables = "self.tables = Tables(self.size, config.rope_theta)"
-    file.write_text(file.read_text().replace(made, tables))
+    folder = _save(tmp_path / "odd_squeezed", plain)
     found = run_apart(GENERATE, [folder])["odd_squeezed"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5
@@ -123,10 +126,7 @@ def test_positions_of_such_a_table_may_be_divided_in_place(tmp_path: Path) -> No
         where /= 4.0
         angles = torch.outer(where, rates)"""
     head = _TABLES.replace(angles, in_place)
-    folder = save_odd(tmp_path / "odd_scaled", head=head, attention=ATTENTION)
-    file, made = folder / "modeling_odd.py", "self.theta = config.rope_theta"
-    tables = "self.tables = Tables(self.size, config.rope_theta)"
-    file.write_text(file.read_text().replace(made, tables))
+    folder = _save(tmp_path / "odd_scaled", head)
     found = run_apart(GENERATE, [folder])["odd_scaled"]
     assert found.get("error") is None, found["error"]
     assert found["worst"] < 1e-5

@@ -127,10 +127,7 @@ def take_back(
 
 
 def _put(path: Path, part: Value, frame: Frame) -> None:
-    owner = frame.env.values[f"{_BACK}{path[0]}"]
-    for key in path[1:-1]:
-        assert isinstance(owner, ByName)
-        owner = owner.entries[key]
+    owner = _owner_at(path, frame.env.values[f"{_BACK}{path[0]}"])
     if isinstance(owner, ByName) and path[1:]:
         variables.put(owner, path[-1], part, frame)
     else:
@@ -140,12 +137,16 @@ def _put(path: Path, part: Value, frame: Frame) -> None:
 def _refuse_twice(paths: Sequence[Path], bound: Named[str, Value]) -> None:
     """Raise `Untranslatable` where a function has something that it changes under two names."""
     for path in paths:
-        owner = bound[path[0]]
-        for key in path[1:-1]:
-            assert isinstance(owner, ByName)
-            owner = owner.entries[key]
-        if len(variables.places_of(owner, bound)) > 1:
+        if len(variables.places_of(_owner_at(path, bound[path[0]]), bound)) > 1:
             raise Untranslatable(f"a change of {'.'.join(path)}, which is given under two names")
+
+
+def _owner_at(path: Path, argument: Value) -> Value:
+    """Return what has the part at the end of a path that begins at an argument."""
+    for key in path[1:-1]:
+        assert isinstance(argument, ByName)
+        argument = argument.entries[key]
+    return argument
 
 
 def _named(value: Value, routine: Routine, frame: Frame) -> Sequence[Value]:
