@@ -134,6 +134,6 @@ def quantise(
         out, scale, x, norm, given, columns, eps,
         HAS_NORM=norm is not None, ACTIVATION=KERNEL_ACTIVATIONS[act] if act else None, GIVEN=how == "tensor",
         GROUPS=block, SIZE=size, PARTS=parts, LEAST=SMALLEST_SCALE, INTEGERS=dtype == torch.int8,
-        num_warps=min(16, max(1, block * size // 512)), **overlaps(x.device),
+        num_warps=min(16, max(1, block * size // 256)), **overlaps(x.device),
     )  # fmt: skip
     return out, scale if how == "group" else scale.view(rows)

@@ -39,7 +39,9 @@ def choose_fp8_tiles(
     if not blocks:
         if outputs >= 64 * many and tokens > 32:
             return Tiles(tokens, 128, 128, 8, 4, ahead=AHEAD)
-        return Tiles(tokens, 64, 256, 4, 5 if outputs < 64 * many else 4, ahead=2 * AHEAD)
+        splits = 2 if tokens > 32 and columns > 8192 and 2 * triton.cdiv(outputs, 64) <= many else 1
+        stages = 5 if outputs < 64 * many else 4
+        return Tiles(tokens, 64, 256, 4, stages, splits, ahead=2 * AHEAD)
     if outputs >= 128 * many:
         return Tiles(tokens, 128, 128, 4, 4, ahead=AHEAD)
     if 3 * triton.cdiv(outputs, 64) < 2 * many:
