@@ -12,13 +12,15 @@ from tests.support.odd_code import GENERATE, run_apart, save_odd
 _ASKED = {
     "begins": 'kind.startswith("dynamic")',
     "parts": 'kind.partition("-")[2] == "yarn"',
+    "matches": 're.match(r"^dynamic-(\\w+)$", kind).group(1) == "yarn"',
+    "is_whole": 're.fullmatch(r"\\w+-yarn", kind) and not re.search("linear", kind)',
     "ends": 'kind.upper().strip().removesuffix("YARN") == "DYNAMIC-"',
 }
 
 
 def _asking(folder: Path, asked: str) -> Path:
     """Return the folder of a model whose base of RoPE depends on a text of its config."""
-    save_odd(folder)
+    save_odd(folder, head="import re\n")
     config, model = folder / "configuration_odd.py", folder / "modeling_odd.py"
     text = config.read_text().replace("norm_eps=1e-5,", 'norm_eps=1e-5, kind="dynamic-yarn",')
     config.write_text(

@@ -6,6 +6,7 @@ import ast
 import collections
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -17,6 +18,7 @@ from torch import nn
 from onboard.codegen.translate.language import config_values
 from onboard.codegen.translate.language.args import Args, plain_call
 from onboard.codegen.translate.language.expressions import module_lists, objects
+from onboard.codegen.translate.language.expressions.decisions import written_out
 from onboard.codegen.translate.language.forms import LIST, TUPLE
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.handed import attributes
@@ -253,6 +255,23 @@ def _fold(function: Callable[..., Any]) -> Callable[[ast.expr, Args, Frame], Val
     return handle
 
 
+def _of_texts(function: Callable[..., Any]) -> Callable[[ast.expr, Args, Frame], Value]:
+    """Return what asks constants and texts of the config by a pattern, guarded by what those are."""
+
+    def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
+        given = Args([_text(item, frame) for item in args.positional], {}, [])
+        if args.keywords or args.stars or not given.known():
+            raise Untranslatable(f"{ast.unparse(expr)} of what is no text of the config")
+        return Known(function(*(item.value for item in given.positional)))  # type: ignore[attr-defined]
+
+    return handle
+
+
+def _text(value: Value, frame: Frame) -> Value:
+    read = Code(written_out(value.expr, frame), static=True) if type(value) is Code else value
+    return config_values.as_name(read, frame)
+
+
 def _super(args: Args) -> Super:
     match args.positional:
         case [Global(obj=type() as named), *_]:
@@ -278,6 +297,7 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     next: module_lists.taken,
     print: lambda expr, args, frame: NONE,
     **{item: _fold(item) for item in (int, float, str, bool, max, abs, round, slice)},
+    **{item: _of_texts(item) for item in (re.match, re.fullmatch, re.search)},
     min: _smallest,
     **{
         item: lambda expr, args, frame: plain_call(expr, args, args.static())

@@ -375,6 +375,8 @@ def _dict(node: ast.Dict, frame: Frame) -> Value:
         match key, value:
             case None, Mapping(items=items):
                 entries.update(items)
+            case None, config_values.Setting(value=dict()):
+                entries.update(config_values.as_mapping(value, frame).items)
             case Known(value=str() as known), _:
                 entries[known] = value
             case _:

@@ -173,13 +173,15 @@ def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> V
 
 
 def _of_table(owner: Global, index: Value, frame: Frame) -> Value | None:
-    """Return the class or function of a table that a constant or this config names, or the table of
-    them.
+    """Return what a constant or this config names of a table: a class or function, a table of them,
+    or a switch, as it is where nobody has turned it.
     """
     if not isinstance(index, Known | Setting) or not frame.translator.specialised:
         return None
     table = _by_key(owner.obj)
     entry = table.get(index.value)
+    if isinstance(entry, bool) and isinstance(index, Known):
+        return Known(entry)
     if isinstance(table, ClassInstantier) and isinstance(entry, tuple):
         entry = entry[0]  # with its options
     if not _has_own(entry, frame):
