@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from tests.support.odd_code import GENERATE, run_apart, save_odd
+from tests.support.odd_code import GENERATE, assert_translated, run_apart, save_odd
 from tests.unit.codegen.test_own_code import _made, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
@@ -234,3 +234,63 @@ for layer in self.layers:
     x = layer(x, position_ids)
 return self.norm(x)
 """
+
+
+FOR_EACH = """
+        self.wide = getattr(config, "wide", False)
+        layers = []
+        for index in range(config.num_hidden_layers):
+            config.wide = (index >= config.num_hidden_layers - 2) and self.wide
+            layers.append(Block(config, index))
+        config.wide = self.wide
+        self.layers = nn.ModuleList(layers)
+"""
+_AT_ONCE = (
+    "self.layers = nn.ModuleList([Block(config, i) for i in range(config.num_hidden_layers)])\n"
+)
+
+
+def _for_each(folder: Path, default: bool, **given: bool) -> Path:
+    """Return a model whose layers find a field of the config as its constructor has put it there."""
+    save_odd(
+        folder,
+        mlp="h = F.silu(self.gate(x)) * self.up(x)\nreturn self.down(2 * h if self.wide else h)",
+    )
+    code, values = folder / "modeling_odd.py", folder / "config.json"
+    text = code.read_text()
+    up = "        self.up = "
+    for old, new in (
+        (up, f'        self.wide = getattr(config, "wide", {default})\n{up}'),
+        (_AT_ONCE, FOR_EACH.lstrip()),
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    code.write_text(text)
+    values.write_text(json.dumps(json.loads(values.read_text()) | given))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def for_each(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("each")
+    models = [
+        _for_each(folder / "odd_absent", default=False),
+        _for_each(folder / "odd_off", default=False, wide=False),
+        _for_each(folder / "odd_on", default=False, wide=True),
+        _for_each(folder / "odd_other_default", default=True),
+    ]
+    return run_apart(GENERATE, models)
+
+
+@pytest.mark.parametrize("name", ["odd_absent", "odd_off"])
+def test_a_switch_that_layers_are_given_as_it_is_may_be_assigned(
+    name: str, for_each: dict[str, Any]
+) -> None:
+    assert_translated(for_each[name])
+
+
+@pytest.mark.parametrize("name", ["odd_on", "odd_other_default"])
+def test_one_that_layers_differ_in_or_take_otherwise_may_not(
+    name: str, for_each: dict[str, Any]
+) -> None:
+    assert "an assignment to config.wide" in for_each[name].get("error", "")

@@ -6,6 +6,7 @@ import ast
 
 from onboard.analysis.source import find_method, module_source, sources_of
 from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.expressions.decisions import decided_by_part, decided_here
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.object_values import (
     Config,
@@ -13,7 +14,7 @@ from onboard.codegen.translate.language.object_values import (
     ModuleList,
 )
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
-from onboard.codegen.translate.language.values import NONE, Known, Value
+from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 _FUNCTIONS = ("eager", "sdpa", "flash_attention_2")
 """Names of functions that compute the same attention."""
@@ -54,6 +55,9 @@ def change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> No
     any constructor puts there that the config has not; the generated file's config stays as it is.
     """
     program = frame.translator
+    value = _decided(attr, value, frame)
+    if _is_what_code_takes(attr, value, frame):
+        return
     own = frame.cls is not None and frame.cls.cls is type(program.model)
     made = any(
         isinstance(each, Instance | ModuleList) and key.startswith("self.")
@@ -73,6 +77,39 @@ def change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> No
     if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):
         raise Untranslatable(f"config.{attr}, which is changed twice")
     frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
+
+
+def _decided(attr: str, value: Value, frame: Frame) -> Value:
+    """Return a truth value that a constructor puts into the config for each layer, if this config
+    has the same for all, guarded, and it is the field's.
+    """
+    program = frame.translator
+    here = getattr(program.config, attr, False)
+    if not program.specialised or type(here) is not bool or not isinstance(value, Code):
+        return value
+    found = decided_by_part(value, frame)
+    found = decided_here(value, frame) if found is None else found
+    return Known(here) if found is here else value
+
+
+def _is_what_code_takes(attr: str, value: Value, frame: Frame) -> bool:
+    """Whether code asks the config for a field that it has not by `getattr(config, attr, value)` alone."""
+    config = frame.translator.config
+    if not (isinstance(value, Known) and frame.translator.specialised) or hasattr(config, attr):
+        return False
+    nodes = [node for file in sources_of(frame.translator.model) for node in ast.walk(file.tree)]
+    asked = [node for node in nodes if isinstance(node, ast.Constant) and node.value == attr]
+    return 0 < len(asked) == sum(_takes(node, attr, value.value) for node in nodes)
+
+
+def _takes(node: ast.AST, attr: str, value: object) -> bool:
+    match node:
+        case ast.Call(
+            func=ast.Name(id="getattr"),
+            args=[_, ast.Constant(value=found), ast.Constant(value=default)],
+        ):
+            return found == attr and default is value
+    return False
 
 
 def _is_new(attr: str, frame: Frame) -> bool:
