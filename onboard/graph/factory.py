@@ -133,6 +133,14 @@ class ModelFactory:
             return ()
         return tuple(getattr(self._generated_class(), "eager_modules", ()))
 
+    @property
+    def towers(self) -> tuple[str, ...]:
+        """Those of `eager_modules` that run here: code of repositories, which the model file's config
+        class stands for, does not.
+        """
+        own = not type(self.config).__module__.startswith("transformers.")
+        return () if own else self.eager_modules
+
     @cached_property
     def first_position(self) -> int:
         """The position of a text's first token, as the generated file registers it; transformers'

@@ -163,6 +163,10 @@ def _check_stages(context: TransformContext) -> None:
 
 def _takes_more(context: TransformContext) -> bool:
     """Whether prompts may have more than text, whose towers one device has."""
+    if context.factory.eager_modules and not _has_towers(context):
+        context.facts.append(
+            "code of the repository reads images, which has no part in this: prompts are text alone"
+        )
     if not _has_towers(context) or context.runtime.batch_invariant:
         return False
     if context.ranks.led:
@@ -171,7 +175,7 @@ def _takes_more(context: TransformContext) -> bool:
 
 
 def _has_towers(context: TransformContext) -> bool:
-    return bool(context.factory.eager_modules) or _has_own_towers(context)
+    return bool(context.factory.towers) or _has_own_towers(context)
 
 
 def _has_own_towers(context: TransformContext) -> bool:

@@ -183,7 +183,7 @@ def _count_towers(context: TransformContext) -> None:
         context.facts.append(
             "code of the repository reads images in a process of its own, in the host's memory"
         )
-    elif context.factory.eager_modules and context.runtime.world_size == 1:
+    elif context.factory.towers and context.runtime.world_size == 1:
         from onboard.runtime.multimodal.tower_memory import tower_memory
         from onboard.runtime.multimodal.towers import Towers
 

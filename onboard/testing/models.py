@@ -135,6 +135,16 @@ def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:
     return list({tensor.data_ptr(): tensor for tensor in floating}.values())
 
 
+def save_weights(model: Any, folder: Path, eager: Sequence[str] = ()) -> None:
+    """Save a model of Hugging Face, without parts that text does not run where they are a repository's
+    own: nothing here runs those, and code may make them as large as they are.
+    """
+    own = not type(model.config).__module__.startswith("transformers.")
+    prefixes = tuple(f"{path}." for path in eager if own)
+    kept = {k: v for k, v in model.state_dict().items() if not k.startswith(prefixes)}
+    model.save_pretrained(folder, state_dict=kept if prefixes else None)
+
+
 def copy_weights(source: nn.Module, target: nn.Module, eager: Sequence[str] = ()) -> None:
     """Load the weights of transformers' `source` into `target`, experts one by one where
     checkpoints have them so.

@@ -28,7 +28,7 @@ from onboard.testing.close_choices import DRAWS, close_choices, on_clear_texts, 
 from onboard.testing.compare import NOTES, assert_rmse_close
 from onboard.testing.distinct import continue_distinct, distinct_prompts
 from onboard.testing.divided import continued, divide
-from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm
+from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm, save_weights
 from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
 from onboard.testing.recorded_calls import Call, hand_own_modules, record_calls
 from onboard.verify.rounding.in_float64 import InFloat64
@@ -246,7 +246,7 @@ class EquivalenceSuite:
     @on_clear_texts
     def test_cached_decode(self, pair: Pair, tmp_path: Path, cache: str) -> None:
         """Through the cached graph each new token has the whole text's logits."""
-        pair.expected.save_pretrained(tmp_path)
+        save_weights(pair.expected, tmp_path, self.eager)
         self.save_config(pair.expected, tmp_path)
         root, config = self.model_file.parents[1], self.cache_config(cache)
         llm = LLM(tmp_path, root=root, device=pair.device, dtype=pair.dtype, config=config)
@@ -266,7 +266,7 @@ class EquivalenceSuite:
         self, pair: Pair, tmp_path: Path, record_property: Callable[[str, object], None]
     ) -> None:
         """Ranks with a share of the weights each have the logits of one, and its greedy tokens."""
-        pair.expected.save_pretrained(tmp_path)
+        save_weights(pair.expected, tmp_path, self.eager)
         self.save_config(pair.expected, tmp_path)
         divided = divide(tmp_path, self.model_file.parents[1])
         record_property("note", divided.note)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
@@ -30,6 +31,7 @@ from onboard.testing import (
     rmse_ratio,
 )
 from onboard.testing.compare import NOTES
+from onboard.testing.models import save_weights
 from onboard.testing.recorded_calls import hand_own_modules
 from onboard.testing.suite import EquivalenceSuite, Exact, Pair
 from onboard.workflow.processes.pytest_run import run_pytest
@@ -196,6 +198,21 @@ def test_copied_weights_must_have_the_same_names() -> None:
     assert torch.equal(source.weight, target.weight)
     with pytest.raises(AssertionError, match=r"missing \['bias'\], unexpected \[\]"):
         copy_weights(source, nn.Linear(2, 2, bias=False))
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_towers"
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, OwnConfig])
+def test_towers_of_own_code_are_not_saved_and_those_of_transformers_are(
+    config: type[LlamaConfig], tmp_path: Path
+) -> None:
+    model = LlamaForCausalLM(config(**CONFIG.to_diff_dict() | {"model_type": config.model_type}))
+    save_weights(model, tmp_path, ["model.layers.1"])
+    saved = {*load_file(tmp_path / "model.safetensors")}
+    left_out = {key for key in model.state_dict() if key.startswith("model.layers.1.")}
+    assert {*model.state_dict()} - saved == (left_out if config is OwnConfig else set())
 
 
 def test_prompts_begin_beyond_zero_have_gaps_and_repeat_with_their_seed() -> None:

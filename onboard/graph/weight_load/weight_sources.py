@@ -109,7 +109,7 @@ def _first(names: Sequence[str], known: Container[str]) -> str | None:
 
 
 def _declared_renaming(factory: ModelFactory) -> Callable[[str], str]:
-    if factory.eager_modules:
+    if factory.towers:
         return module_renaming(factory.hf_model())
     return declared_renaming(_identifiers(factory))
 

@@ -59,7 +59,9 @@ def context_for(
     if tensors is not None:
         save_file(dict(tensors), folder / "model.safetensors")
     config = SimpleNamespace(architectures=None, model_type="none")
-    factory: Any = SimpleNamespace(checkpoint=folder, config=config, mode="graph", eager_modules=())
+    factory: Any = SimpleNamespace(
+        checkpoint=folder, config=config, mode="graph", eager_modules=(), towers=()
+    )
     return TransformContext(factory, settled_config(**runtime), torch.device("cpu"), torch.float32)
 
 
