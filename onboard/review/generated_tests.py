@@ -17,7 +17,7 @@ from onboard.review.checklist import Subject, contract
 from onboard.review.family_class import literal, suite_names, suite_value
 from onboard.review.python_source import Outcome, Source, dotted, forbid, require, shape
 
-SUITE_DIGEST = "91250bbcf091fbd7aae820d756df03e6ea8a78199f7aaaaa259ad40f509940b4"
+SUITE_DIGEST = "4ae26b5bda9d02b079272789d63656f950b00db15c276e3f06af91a76bbaebc3"
 """SHA-256 of the suite that part E was written for. Whoever changes the suite reads each item again
 and then writes the new digest here.
 """
