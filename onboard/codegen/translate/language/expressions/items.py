@@ -180,12 +180,10 @@ def _of_table(owner: Global, index: Value, frame: Frame) -> Value | None:
         return None
     table = _by_key(owner.obj)
     entry = table.get(index.value)
-    if isinstance(entry, bool) and isinstance(index, Known):
-        return Known(entry)
     if isinstance(table, ClassInstantier) and isinstance(entry, tuple):
         entry = entry[0]  # with its options
-    if not _has_own(entry, frame):
-        return None  # others' tables stay as they are written
+    if not _has_own(entry, frame):  # others' tables stay as they are written
+        return Known(entry) if isinstance(entry, bool) and isinstance(index, Known) else None
     if isinstance(index, Setting) and config_values.chosen(table, index, frame) is None:
         return None
     return _entry(owner, index.value, frame)
