@@ -240,6 +240,8 @@ def _whole(model: Any, text: Any) -> Any:
     how = {"use_cache": False} if caches else {}
     try:
         output = model(input_ids=text, **how)
+    except TypeError:  # it wants images, which its language model does without
+        output = model.language_model(input_ids=text, **how)
     except AttributeError:  # it wants to be told that all tokens count
         output = model(input_ids=text, attention_mask=text.new_ones(text.shape), **how)
     except RuntimeError:  # it wants to be told where its tokens are
