@@ -33,6 +33,15 @@ def _with_switches(folder: Path, boosted: str) -> Path:
     return save_odd(folder, head=_SWITCHES, attention=ATTENTION.replace(_SOFTMAX, boosted))
 
 
+def _set_by_a_constructor(folder: Path) -> Path:
+    file = _with_switches(folder, _BOOSTED) / "modeling_odd.py"
+    old = "        self.theta = config.rope_theta"
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, f'        BOOST["enabled"] = config.norm_eps > 1\n{old}'))
+    return folder
+
+
 def _with_a_dict(folder: Path) -> Path:
     """Return a model whose attention is made with a dict of the config, behind an item of its own."""
     save_odd(folder)
@@ -70,6 +79,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     models = [
         _with_switches(folder / "odd_off", _BOOSTED),
         _with_switches(folder / "odd_turned", _TURNED),
+        _set_by_a_constructor(folder / "odd_set"),
         _with_a_dict(folder / "odd_spread"),
     ]
     return run_apart(GENERATE, models)
@@ -80,8 +90,9 @@ def test_a_branch_that_a_switch_decides_is_left_out(found: dict[str, Any]) -> No
     assert "BOOST" not in found["odd_off"]["text"]
 
 
-def test_a_switch_that_a_forward_turns_is_none(found: dict[str, Any]) -> None:
-    assert "error" in found["odd_turned"], found["odd_turned"]["text"]
+@pytest.mark.parametrize("name", ["odd_turned", "odd_set"])
+def test_a_switch_that_the_model_turns_is_none(name: str, found: dict[str, Any]) -> None:
+    assert "error" in found[name], found[name]["text"]
 
 
 def test_a_dict_of_the_config_gives_arguments(found: dict[str, Any]) -> None:

@@ -62,6 +62,30 @@ def test_numbers_that_are_none_are_replaced_without_a_branch(
             assert torch.equal(ours(wide).nan_to_num(7.0), original(wide).nan_to_num(7.0))
 
 
+OF_IMAGES = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x):
+        if torch.any(x == 300):
+            seen = []
+            for row in x:
+                image = row[1:].tolist()
+                seen.append(bytes(image).decode())
+            x = x * len(seen)
+        return x + self.size
+"""
+
+
+def test_a_branch_of_values_without_translation_is_refused_by_its_test(
+    translate: Translate,
+) -> None:
+    with pytest.raises(Untranslatable, match=r"image first.*, if torch\.any\(x == 300\)"):
+        translate(OF_IMAGES, {"size": 2}, specialised=True)
+
+
 HALF = """
 class Toy(nn.Module):
     def __init__(self, config):

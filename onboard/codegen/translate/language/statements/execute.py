@@ -40,7 +40,7 @@ from onboard.codegen.translate.language.statements.regrowth import (
 )
 from onboard.codegen.translate.language.statements.same_sides import of_either_side
 from onboard.codegen.translate.language.statements.searches import looked_for
-from onboard.codegen.translate.language.statements.short_texts import Side, short_texts
+from onboard.codegen.translate.language.statements.short_texts import Side, of_values, short_texts
 from onboard.codegen.translate.language.trees import selection, syntax
 from onboard.codegen.translate.language.trees.casts import casts_alone
 from onboard.codegen.translate.language.trees.mapped import each_mapped
@@ -310,7 +310,7 @@ def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | No
     if not isinstance(sides[1], Untranslatable) and only_in_half(test, frame):
         return _take(sides[1], frame)
     if not test.is_static or all(isinstance(side, Untranslatable) for side in sides):
-        raise next(side for side in sides if isinstance(side, Untranslatable))
+        raise of_values(node, sides)
     try:
         index = 0 if frame.translator.decide(node.test, test, frame) else 1
     except Untranslatable as error:
