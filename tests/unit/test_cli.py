@@ -19,7 +19,7 @@ from onboard.cli import main
 from onboard.cli.commands.model import ModelRun, resume_command
 from onboard.cli.terminal import escaped
 from onboard.content import CONTENT_ROOT
-from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
+from onboard.errors import ConsentRequiredError, EagerDiffersError, NotCausalError, OnboardError
 from onboard.workflow.lock import exclusive
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import RunContext
@@ -470,6 +470,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         ("gather", "mpt", OnboardError("no weights"), False),
         ("analyze", "mpt", ConsentRequiredError("remote code"), False),
         ("analyze", "mpt", NotCausalError("it looks ahead"), False),
+        ("generate", "falcon", EagerDiffersError("other logits"), False),
     ],
 )
 def test_a_model_that_is_not_translated_may_run_as_it_is(

@@ -18,7 +18,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.cli.progress import PlainObserver
 from onboard.codegen import model_file
 from onboard.codegen.hints.same_text import same_but_hints
-from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.errors import ConsentRequiredError, EagerDiffersError, OnboardError
 from onboard.hub import LocalSource
 from onboard.workflow.checkpoint import parameter_count as size
 from onboard.workflow.checkpoint.vocabulary import check_vocabulary
@@ -180,6 +180,23 @@ def test_analyze_and_generate(checkpoint: Path, tmp_path: Path) -> None:
         "what an editor may complete"
     )
     assert "class LlamaForCausalLM" in (tmp_path / artifacts["model_file"]).read_text()
+
+
+def test_a_class_whose_eager_attention_is_another_model_is_sent_to_no_mode(tmp_path: Path) -> None:
+    sizes = {"num_attention_heads": 4, "multi_query": False, "parallel_attn": False}
+    folder = save_checkpoint(tmp_path / "tiny", "falcon", alibi=True, **sizes)
+    eager, usual = (
+        AutoModelForCausalLM.from_pretrained(folder, attn_implementation=name)
+        for name in ("eager", "sdpa")
+    )
+    ids = torch.randint(0, eager.config.vocab_size, (1, 40))
+    assert not torch.allclose(eager(ids).logits, usual(ids).logits, rtol=1e-3)
+    run_context = context(folder, tmp_path / "root")
+    run(run_context, "gather", "survey", "analyze")
+    with pytest.raises(EagerDiffersError, match="with sdpa attention, which users get") as caught:
+        run(run_context, "generate")
+    assert "No mode runs it" in str(caught.value)
+    assert "modeling_falcon.py" in caught.value.message
 
 
 def test_a_wrong_file_is_not_written(
