@@ -69,9 +69,11 @@ def _kind(item: Any) -> object:
 
 
 def _shape(item: Any) -> object:
-    """Return the shape of a tensor, the type of a number, a list or a dict, None for anything else."""
-    number = type(item) if isinstance(item, int | float | list | dict) else None
-    return getattr(item, "shape", number)
+    """Return the shape of a tensor, the type of a number, a list, a tuple or a dict, None for anything
+    else.
+    """
+    known = type(item) if isinstance(item, int | float | list | tuple | dict) else None
+    return getattr(item, "shape", known)
 
 
 def is_choice(actual: torch.Tensor, expected: torch.Tensor) -> bool:

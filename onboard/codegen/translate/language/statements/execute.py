@@ -440,7 +440,7 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Any, Frame], str | None]] = {
     ast.Raise: _raise,
     ast.Assert: _nothing,
     ast.Pass: _nothing,
-    ast.Delete: _nothing,
+    ast.Delete: containers.deletes,
     ast.Import: bindings.bring,
     ast.ImportFrom: bindings.bring,
     ast.Global: bindings.begin,
