@@ -18,6 +18,15 @@ return self.norm({read})
 _LAYERS = "for layer in self.layers:\n    x = layer(x, rotary, given)"
 _BEFORE = BLOCK.replace("return x +", "x = x +")
 _ALL = "torch.stack(given).mean(0) + x"
+_STATE = "@dataclass\nclass State(Rotary):\n    total: Any = 0.0"
+_WEIGHTS = """
+scores = q @ k.transpose(2, 3) / math.sqrt(self.size)
+mask = torch.triu(torch.ones(t, t, dtype=torch.bool, device=x.device), diagonal=1)
+weights = F.softmax(scores.masked_fill(mask, float("-inf")), dim=-1)
+given['all'].append(weights)
+y = weights @ v
+return self.out(y.transpose(1, 2).reshape(b, t, -1))
+"""
 _SIZE = "x.norm(dim=-1, keepdim=True)"
 
 
@@ -93,6 +102,40 @@ FORMS: dict[str, dict[str, str]] = {
             read="torch.stack(given.states).mean(0) + x",
         ),
         "block": f"{_BEFORE}\ngiven.states += (x,)\nreturn x",
+    },
+    "objects_of_layers": {
+        "head": _STATE,
+        "model": _MODEL.format(
+            made="[State(angles.cos(), angles.sin(), x * 0.0) for _ in self.layers]",
+            body="for i, layer in enumerate(self.layers):\n    x = layer(x, given[i])",
+            read="x + sum(one.total for one in given)",
+        ),
+        "block": f"{_BEFORE}\ngiven.total = given.total + {_SIZE}\nreturn x",
+    },
+    "object_of_a_number": {
+        "head": _STATE,
+        "model": _MODEL.format(
+            made="[State(angles.cos(), angles.sin(), x * 0.0) for _ in self.layers]",
+            body=_LAYERS,
+            read="x + given[0].total + given[-1].total",
+        ),
+        "block_taken": "given, states",
+        "block": f"state = states[self.index]\n{_BEFORE}\n"
+        f"state.total = state.total + {_SIZE}\nreturn x",
+    },
+    "dicts_in_a_dict": _by_block(
+        "{'all': {}}",
+        "given['all'][0]['x'] + given['all'][1]['x']",
+        "states['all'][self.index] = {'x': x, 'n': self.index}",
+    ),
+    "entry_that_nobody_reads": {
+        "model": _MODEL.format(
+            made="{'cos': angles.cos(), 'sin': angles.sin(), 'all': [], 'sum': 0.0}",
+            body="for layer in self.layers:\n    x = layer(x, given)",
+            read="x + given['sum']",
+        ),
+        "turn": f"q, k = (rotate(y, given['cos'], given['sin']) for y in (q, k))\n{_WEIGHTS}",
+        "block": f"{_BEFORE}\ngiven['sum'] += {_SIZE}\nreturn x",
     },
     "own_history": _by_model(
         "[x]", _ALL, "given.insert(0, x)\n    if len(given) > 3:\n        given.pop()"

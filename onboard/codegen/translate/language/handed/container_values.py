@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from onboard.codegen.translate.language.forms import DICT, LIST
 from onboard.codegen.translate.language.handed.left_in_arguments import Left
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call
-from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Known,
+    Mapping,
+    Unread,
+    Value,
+)
 
 Grow = Callable[[Value, Value, bool], Value]
 Changed = tuple[Value, Value]
@@ -64,7 +72,11 @@ def item_of(owner: Value, key: Value) -> Value:
 
 
 def with_item(owner: Value, key: Value, value: Value) -> Value:
-    """Return a list or a dict with another item, or other items of a slice."""
+    """Return a list or a dict with another item, or other items of a slice; a dict that exists at run
+    time lacks one that has no translation.
+    """
+    if isinstance(value, Unread) and is_dict(owner) and not isinstance(owner, Mapping):
+        return without_item(owner, key, False)
     if (bounds := _bounds(key)) is not None and is_list(owner):
         return _with_slice(owner, *bounds, value)
     match owner, key:

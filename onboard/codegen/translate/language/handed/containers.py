@@ -118,7 +118,8 @@ def stores_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     if place is None or isinstance(place.value, ByName):
         return False
     text = isinstance(key, Known) and isinstance(key.value, str)
-    if not _is_container(place.value) and not text:
+    entry = text or isinstance(value, Mapping)
+    if not _is_container(place.value) and not entry:
         return False  # a tensor, which is worked on in place
     place.put(values.with_item(place.value, key, value))
     return True

@@ -139,7 +139,15 @@ def put(
         place = _name_of(emptied, [place, *places], frame)
         field = f"{place}_{attr}"
         value = _assigned(field, value, _targets(place, field, value, frame), frame, origin)
-    _swap(emptied, owner.having({**owner.entries, attr: value}), frame)
+    changed = owner.having({**owner.entries, attr: value})
+    _swap(emptied, changed, frame)
+    _store(changed, frame, origin)
+
+
+def _store(changed: Value, frame: Frame, origin: ast.AST | None) -> None:
+    """Put an object that has changed into the list that it is from."""
+    if isinstance(changed, Output) and changed.stored is not None:
+        frame.emit(changed.stored(changed), origin)
 
 
 def held(frame: Frame) -> dict[str, Value]:
@@ -202,6 +210,7 @@ def replaced(owner: ByName, changed: Value, frame: Frame) -> None:
         targets = _targets(place, place, changed, frame)
         changed = _assigned(place, changed, targets, frame, None)
     _swap(emptied, changed, frame)
+    _store(changed, frame, None)
 
 
 def _name_of(held: Value, places: Sequence[str], frame: Frame) -> str:
@@ -216,7 +225,8 @@ def _name_of(held: Value, places: Sequence[str], frame: Frame) -> str:
 
 def _swap(owner: Value, changed: Value, frame: Frame) -> list[str]:
     """Have whatever holds an object hold another one; return where that is."""
-    _refuse_given(owner)
+    if not (isinstance(owner, Output) and owner.stored):
+        _refuse_given(owner)
     kept = {} if frame.cls is None else frame.cls.attributes
     known = {f"self.{key}": item for key, item in kept.items()} | frame.env.values
     places = places_of(owner, known)

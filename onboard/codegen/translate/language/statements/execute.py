@@ -85,7 +85,7 @@ def _assign(node: ast.Assign, frame: Frame) -> None:
     try:
         value = frame.evaluate(each_mapped(node))
     except Untranslatable as error:
-        plain = all(isinstance(target, ast.Name) for target in node.targets)
+        plain = all(isinstance(target, ast.Name | ast.Subscript) for target in node.targets)
         if frame.branches or not plain or isinstance(error, Differing):
             raise
         syntax.note_place(error, frame.source.location(node))
