@@ -157,6 +157,20 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["model", "run model", "serve model", "plan model", "explain model", "status", "doctor"]
+    + ["registry list", "sweep", "demo", "check", "pr status model"],
+)
+def test_a_root_that_is_a_file_is_refused(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main.run([*words.split(), "--root", str(tmp_path / "file")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"'--root': \w+ '.+' is a file", line), line
+
+
 def test_what_is_typed_wrong_is_found_before_torch_is_imported(tmp_path: Path) -> None:
     code = f"""
 import sys

@@ -18,7 +18,8 @@ from onboard.analysis.spec import ModelSpec
 from onboard.cli.progress import PlainObserver
 from onboard.codegen import model_file
 from onboard.codegen.hints.same_text import same_but_hints
-from onboard.errors import ConsentRequiredError, EagerDiffersError, OnboardError
+from onboard.errors import ConsentRequiredError, EagerDiffersError, OnboardError, UsageError
+from onboard.gpu import Memory
 from onboard.hub import LocalSource
 from onboard.workflow.checkpoint import parameter_count as size
 from onboard.workflow.checkpoint.vocabulary import check_vocabulary
@@ -96,6 +97,15 @@ def test_bytes_in_the_dtype_of_the_run(
     monkeypatch.setattr(size, "local_counts", lambda _: counts)
     estimate = size.estimate_size(LocalSource(str(checkpoint)), dtype)
     assert (estimate.bytes, estimate.parameters) == (expected, sum(counts.values()))
+
+
+def test_a_gpu_that_is_not_there_is_asked_for_in_vain(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "device_memory", lambda _: Memory(2**33, 2**33))
+    run_context = open_run(str(checkpoint), tmp_path, RunOptions(device="cuda"))
+    with pytest.raises(UsageError, match="this system has no GPU. Use --device cpu"):
+        run(run_context, "gather")
 
 
 def test_gather_depends_on_the_weights_of_a_folder(checkpoint: Path, tmp_path: Path) -> None:
