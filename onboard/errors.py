@@ -107,6 +107,12 @@ class NotCausalError(OnboardError):
     """
 
 
+class EagerDiffersError(OnboardError):
+    """Eager attention, which every mode is compared with, computes something else than the attention
+    that users of the model get: no mode runs it.
+    """
+
+
 _NOT_TO_BLAME = {"", "__main__", "onboard", "repository_code", "torch", "transformers"}
 """Whose modules fail with old code, or with everything: no package that may be taken away."""
 

@@ -55,7 +55,7 @@ from onboard.analysis.tiny.tiny_prompts import (
     vocabulary,
 )
 from onboard.analysis.traits import traits
-from onboard.errors import OnboardError
+from onboard.errors import EagerDiffersError, OnboardError
 from onboard.hf.architecture import text_config
 from onboard.hf.codebooks import codebooks_of, places_of
 from onboard.hf.hf_model import build_reference, missing_towers
@@ -131,8 +131,26 @@ def _check_own_code(full: PretrainedConfig, tiny: nn.Module) -> None:
     chosen = getattr(full, "_attn_implementation", None)
     if chosen == "eager":
         return
+    _check_attention(full, tiny, chosen)
+
+
+def _check_attention(full: PretrainedConfig, tiny: nn.Module, chosen: str | None) -> None:
     usual = partial(build_small, tiny_config(full), attention=chosen)
     check_attention(tiny, usual, _within_windows(full, tiny.config))
+
+
+def check_eager(config: Mapping[str, Any]) -> None:
+    """Raise `EagerDiffersError` for a class of transformers whose eager attention, which model files
+    are translated from and compared with, computes something else than the one that users get.
+    """
+    full = load_config(config)
+    try:
+        _check_attention(full, build_tiny(full), None)
+    except EagerDiffersError as error:
+        no_mode = "No mode runs it: eager attention is what all of them are compared with"
+        raise EagerDiffersError(error.message, hint=no_mode) from error
+    except OnboardError:
+        return  # why it has no translation says more
 
 
 def _within_windows(full: PretrainedConfig, small: Any, longest: int = 40) -> int:

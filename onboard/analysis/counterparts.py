@@ -32,7 +32,7 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
         shapes = [_shape(other) for other in rest[: spare + 1]]
         same = [place for place, shape in enumerate(shapes) if shape == _shape(item)]
         skipped = (
-            min(same, key=lambda place: _distance(item, rest[place]))
+            min(same, key=lambda place: distance(item, rest[place]))
             if len(same) > 1
             else [*same, 0][0]
         )
@@ -51,8 +51,14 @@ def _flat(items: Sequence[Any]) -> Iterator[Any]:
         yield from _flat(inside) if isinstance(inside, tuple) else (inside,)
 
 
-def _distance(actual: Any, expected: Any) -> float:
-    """Return how far apart the values of two tensors of one shape are; 0.0 for anything else."""
+def distance(actual: Any, expected: Any) -> float:
+    """Return how far apart the values of two tensors of one shape are, how many keys of a dict another
+    one lacks, how much longer one list is; 0.0 for anything else.
+    """
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        return float(len(actual.keys() - expected.keys()))
+    if isinstance(actual, list) and isinstance(expected, list):
+        return float(abs(len(actual) - len(expected)))
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return 0.0
     dtype = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
@@ -69,9 +75,11 @@ def _kind(item: Any) -> object:
 
 
 def _shape(item: Any) -> object:
-    """Return the shape of a tensor, the type of a number, a list or a dict, None for anything else."""
-    number = type(item) if isinstance(item, int | float | list | dict) else None
-    return getattr(item, "shape", number)
+    """Return the shape of a tensor, the type of a number, a list, a tuple or a dict, None for anything
+    else.
+    """
+    known = type(item) if isinstance(item, int | float | list | tuple | dict) else None
+    return getattr(item, "shape", known)
 
 
 def is_choice(actual: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -109,7 +109,10 @@ Model = Annotated[
     ),
 ]
 Root = Annotated[
-    Path, typer.Option(help="Root folder that the model was onboarded under.", show_default="here")
+    Path,
+    typer.Option(
+        help="Root folder that the model was onboarded under.", file_okay=False, show_default="here"
+    ),
 ]
 Config = Annotated[
     Path | None, typer.Option(help="Configuration file that replaces the registered one.")

@@ -14,7 +14,7 @@ import torch
 from onboard.cache.resources import CacheResource
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UsageError
 from onboard.explain.explained_layers import layers, outside
 from onboard.explain.graph_changes import changes, chosen_profile, kernel_rows, not_applied
 from onboard.explain.read_bytes import ReadWeights, cache_bytes
@@ -44,13 +44,13 @@ class Records:
 
     @classmethod
     def of(cls, model: str, root: Path) -> Records:
-        """Return the records of a model; raise `OnboardError` where it was not onboarded under
+        """Return the records of a model; raise `UsageError` where it was not onboarded under
         `root`.
         """
         runtime = resolve_config(model, root, None, {})
         context = open_run(runtime.model, root, RunOptions())
         if not context.artifact("spec.yaml").is_file():
-            raise OnboardError(
+            raise UsageError(
                 f"{model} was not onboarded under {context.root}",
                 hint=f"Run: onboard {model} --root {root}",
             )

@@ -417,7 +417,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _check_onboarded(model_type: str, root: Path | None, model: str) -> None:
     if not content_path("models", f"modeling_{model_type}.py", root=root).is_file():
-        raise OnboardError(
+        raise UsageError(
             f"{model} ({model_type}) was not onboarded",
             hint=f"Run: {_onboard_command(root, model)}",
         )

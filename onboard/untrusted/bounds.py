@@ -110,6 +110,7 @@ how wide or long it is.
 """
 _SIZES = frozenset({"hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"})
 """Of which a negative one, as others have for "none", means nothing."""
+_POSITIONS = "max_position_embeddings"
 
 
 def read_file(path: Path, bound: Bound) -> bytes:
@@ -207,16 +208,20 @@ def check_values(values: Any, source: object, bound: Bound = VALUES) -> None:
 
 
 def check_config(config: Any, source: object) -> None:
-    """Raise `OnboardError` for a config's number that would have too much built, or a size that is
-    negative.
+    """Raise `OnboardError` for a config's number that would have too much built, a size that is
+    negative, or positions of which there are none.
     """
     check_values(config, source)
-    for _, key, value in _walk(config):
+    for depth, key, value in _walk(config):
         if not isinstance(value, int) or key is None:
             continue
         for name, bound in _COUNTS:
             if name.fullmatch(key) and value > bound.most:
                 raise bound.refusal(f"{source} has {key} {value:,}")
+        if value == 0 and key == _POSITIONS and depth == 1:  # and not that of a tower without any
+            raise OnboardError(
+                f"{source} has {key} 0: no text has a position", hint="Fetch the model again"
+            )
         if value < 0 and key in _SIZES:
             raise OnboardError(f"{source} has {key} {value:,}", hint="Fetch the model again")
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from onboard.analysis.counterparts import counterparts, is_choice, weights_of, without_later
+from onboard.analysis.counterparts import (
+    counterparts,
+    distance,
+    is_choice,
+    weights_of,
+    without_later,
+)
 from onboard.analysis.cut_tables import rows_for_each_text
 from onboard.analysis.recognise.recorder import ModuleCall, first_tensor
 from onboard.errors import ProofError
@@ -51,7 +58,8 @@ def expected_of(output: Any, call: ModuleCall) -> Any:
     if alone or not call.left:
         return call.output
     if isinstance(output, list | dict):
-        return next((item for item in call.left if type(item) is type(output)), call.output)
+        alike = [item for item in call.left if type(item) is type(output)]
+        return min(alike, key=partial(distance, output), default=call.output)
     return (call.output, *call.left)
 
 

@@ -309,14 +309,16 @@ def _log_softmax(logits: Logits) -> Logits:
 def _check(what: str, dtype: torch.dtype, selected: _Selected) -> Check:
     passages, ours, exact, own = selected
     sizes = sum(map(len, exact)), max(len(passage.ids) for passage in passages)
+    zeros = not all(bool(rows.any()) for rows in exact)
     if own is None:
-        return Check(what, *sizes, _number(_worst(ours, exact)), SAME)
+        return Check(what, *sizes, _number(_worst(ours, exact)), SAME, zeros=zeros)
     theirs = rmse_ratio(torch.cat(own), torch.cat(exact))
     floor = FLOOR_IN_EPS * torch.finfo(dtype).eps
     error, limit, torn = rmse_ratio(torch.cat(ours), torch.cat(exact)), MARGIN * theirs + floor, 0
     if error > limit and (found := torn_limit(ours, own, exact, floor)) is not None:
         limit, torn = found
-    return Check(what, *sizes, _number(error), _number(limit), _number(theirs), torn=torn)
+    numbers = (_number(error), _number(limit), _number(theirs))
+    return Check(what, *sizes, *numbers, zeros=zeros, torn=torn)
 
 
 def _worst(ours: Logits, exact: Logits) -> float:

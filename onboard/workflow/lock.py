@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UsageError
 from onboard.sources.gguf_source import is_local
 
 WORK = ".onboard"
@@ -32,10 +32,12 @@ def slug(model: str) -> str:
 
 
 def check_writable(root: Path) -> None:
-    """Raise `OnboardError` when `root` can be neither written nor made."""
+    """Raise `OnboardError` when `root` can be neither written nor made, `UsageError` when a file is in
+    its place.
+    """
     nearest = next(folder for folder in (root, *root.parents) if folder.exists())
     if not nearest.is_dir():
-        raise OnboardError(
+        raise UsageError(
             f"the root {root} is not a folder ({nearest} is a file)", hint="Give another --root"
         )
     if not os.access(nearest, os.W_OK | os.X_OK):

@@ -19,7 +19,7 @@ from onboard.cli import main
 from onboard.cli.commands.model import ModelRun, resume_command
 from onboard.cli.terminal import escaped
 from onboard.content import CONTENT_ROOT
-from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
+from onboard.errors import ConsentRequiredError, EagerDiffersError, NotCausalError, OnboardError
 from onboard.workflow.lock import exclusive
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import RunContext
@@ -155,6 +155,20 @@ WRONG = {
     "bench demo --config nope.yaml": "nope.yaml",
     ". --until nope": "there is no phase 'nope'",
 }
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["model", "run model", "serve model", "plan model", "explain model", "status", "doctor"]
+    + ["registry list", "sweep", "demo", "check", "pr status model"],
+)
+def test_a_root_that_is_a_file_is_refused(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main.run([*words.split(), "--root", str(tmp_path / "file")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"'--root': \w+ '.+' is a file", line), line
 
 
 def test_what_is_typed_wrong_is_found_before_torch_is_imported(tmp_path: Path) -> None:
@@ -470,6 +484,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         ("gather", "mpt", OnboardError("no weights"), False),
         ("analyze", "mpt", ConsentRequiredError("remote code"), False),
         ("analyze", "mpt", NotCausalError("it looks ahead"), False),
+        ("generate", "falcon", EagerDiffersError("other logits"), False),
     ],
 )
 def test_a_model_that_is_not_translated_may_run_as_it_is(

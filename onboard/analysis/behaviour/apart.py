@@ -16,7 +16,7 @@ from transformers.modeling_attn_mask_utils import AttentionMaskConverter
 
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
-from onboard.errors import NotCausalError, OnboardError
+from onboard.errors import EagerDiffersError, NotCausalError, OnboardError
 from onboard.hf.codebooks import codebooks_of
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import NOT_CHANGED, SAME
@@ -215,7 +215,7 @@ def check_attention(model: nn.Module, make: Callable[[], nn.Module], length: int
         )
     one = model(**inputs, use_cache=False).logits
     if not (apart := rmse_ratio(one, other)) <= SAME:
-        raise OnboardError(
+        raise EagerDiffersError(
             f"{type(model).__name__} computes other logits with {name} attention, which users get,"
             f" than with eager attention ({_shown(apart)})",
             hint=_EAGER,

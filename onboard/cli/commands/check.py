@@ -22,7 +22,9 @@ def check(
         list[str] | None,
         typer.Argument(metavar="FAMILY", help="Families of registry/zoo.yaml; default: all."),
     ] = None,
-    root: Annotated[Path, typer.Option(help="Checkout of onboard.", show_default="here")] = Path(),
+    root: Annotated[
+        Path, typer.Option(help="Checkout of onboard.", file_okay=False, show_default="here")
+    ] = Path(),
     write: Annotated[
         bool,
         typer.Option(

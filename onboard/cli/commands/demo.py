@@ -16,9 +16,9 @@ CHECKPOINT = Path(__file__).resolve().parents[2] / "assets" / "demo"
 
 
 def demo(
-    root: Annotated[Path, typer.Option(help="Root folder: all files are written under it.")] = Path(
-        "workspace"
-    ),
+    root: Annotated[
+        Path, typer.Option(help="Root folder: all files are written under it.", file_okay=False)
+    ] = Path("workspace"),
     device: OnDevice = Device.AUTO,
     dtype: InDType = DTypeName.AUTO,
     fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,

@@ -29,7 +29,10 @@ _PACKAGES = (
 
 def doctor(
     root: Annotated[
-        Path, typer.Option(help="Root folder whose extensions are listed.", show_default="here")
+        Path,
+        typer.Option(
+            help="Root folder whose extensions are listed.", file_okay=False, show_default="here"
+        ),
     ] = Path(),
     as_json: AsJson = False,
 ) -> Result | None:

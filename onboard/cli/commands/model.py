@@ -37,7 +37,10 @@ _Model = Annotated[
     typer.Argument(metavar="MODEL", help="Checkpoint folder, or Hugging Face id."),
 ]
 _Root = Annotated[
-    Path, typer.Option(help="Root folder: all files are written under it.", show_default="here")
+    Path,
+    typer.Option(
+        help="Root folder: all files are written under it.", file_okay=False, show_default="here"
+    ),
 ]
 _Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
 _Until = Annotated[str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")]

@@ -38,7 +38,10 @@ _AnyModel = Annotated[
     ),
 ]
 _Root = Annotated[
-    Path, typer.Option(help="Root folder that the model was onboarded under.", show_default="here")
+    Path,
+    typer.Option(
+        help="Root folder that the model was onboarded under.", file_okay=False, show_default="here"
+    ),
 ]
 _Remote = Annotated[
     str, typer.Option(help="Git remote that the branch is pushed to.", show_default="origin")

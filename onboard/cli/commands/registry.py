@@ -25,7 +25,9 @@ app = typer.Typer(
     help="List, check and run the models of the registry.",
 )
 
-Root = Annotated[Path, typer.Option(help="Root folder with the registry.", show_default="here")]
+Root = Annotated[
+    Path, typer.Option(help="Root folder with the registry.", file_okay=False, show_default="here")
+]
 Filter = Annotated[
     str,
     typer.Option(

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 def status(
     root: Annotated[
         Path,
-        typer.Option(help="Root folder that models were onboarded under.", show_default="here"),
+        typer.Option(
+            help="Root folder that models were onboarded under.",
+            file_okay=False,
+            show_default="here",
+        ),
     ] = Path(),
     as_json: options.AsJson = False,
 ) -> Result | None:

@@ -50,7 +50,10 @@ _Variants = Annotated[
     ),
 ]
 _Root = Annotated[
-    Path, typer.Option(help="Root folder: all files are written under it.", show_default="here")
+    Path,
+    typer.Option(
+        help="Root folder: all files are written under it.", file_okay=False, show_default="here"
+    ),
 ]
 _Device = Annotated[Device, typer.Option(help="Device to run the models on.")]
 _Jobs = Annotated[

@@ -24,6 +24,10 @@ class Check:
     """The error of transformers in the run's dtype; None in float32."""
     rounding: Rounding | None = None
     """Measured in float32 where the error is beyond the limit."""
+    zeros: bool = False
+    """All logits of a passage are zero in the reference, as weights of zeros make them: no error is
+    relative to that.
+    """
     torn: int = 0
     """Rows of the reference's own that rounding tears, where the limit is that of such."""
 
@@ -53,6 +57,9 @@ class Check:
         """Return what an error that does not pass says, in one sentence; `beside` is the
         reference's name.
         """
+        if self.zeros:
+            why = "as weights of zeros make them: they prove nothing"
+            return f"{self.what}: the logits of {beside} are all zero, {why}"
         sizes = f"error {_shown(self.error)}, at most {_shown(self.limit)}{self._own(beside)}"
         return f"{self.what}: the logits are not those of {beside} ({sizes})"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from onboard.analysis.repository_source import CodeSurvey, survey_code
-from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.errors import ConsentRequiredError, OnboardError, UsageError
 from onboard.gpu import device_memory, gigabytes
 from onboard.hub import OWN_CODE, has_weights, known_type
 from onboard.sources.language_part import part_of
@@ -233,7 +233,7 @@ def check_memory(size: ModelSize, context: RunContext) -> str:
     """
     memory = device_memory(context.options.device)
     if context.options.device == "cuda" and not memory.gpus:
-        raise OnboardError(
+        raise UsageError(
             "the device cuda was asked for, and this system has no GPU", hint="Use --device cpu"
         )
     if size.bytes <= memory.total:

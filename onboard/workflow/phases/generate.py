@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from onboard.analysis.spec import ModelSpec
 from onboard.content import CONTENT_ROOT
-from onboard.errors import OnboardError, UntranslatableError
+from onboard.errors import EagerDiffersError, OnboardError, UntranslatableError
 from onboard.workflow import team
 from onboard.workflow.lock import WORK
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
@@ -75,9 +75,21 @@ def _made(context: RunContext) -> _Made:
     except UntranslatableError as error:
         text, block = team.ported(context, error), error.block
         if text is None:
+            if not context.spec.repository:
+                _check_eager(context, error)
             raise
     worst = remote.in_walls(context, "check", spec=context.spec.to_yaml(), text=text)
     return _Made(text, worst, f"{block} is the porter's")
+
+
+def _check_eager(context: RunContext, error: UntranslatableError) -> None:
+    """Raise what says more of a class without translation: no mode of ours computes what users get."""
+    from onboard.analysis.analyze import check_eager
+
+    try:
+        check_eager(context.source.config())
+    except EagerDiffersError as differs:
+        raise EagerDiffersError(f"{error.message}; {differs.message}", hint=differs.hint) from error
 
 
 def _of_transformers(context: RunContext) -> _Made:

@@ -183,13 +183,13 @@ CHANGED: dict[str, dict[str, str]] = {
 }
 
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
-    "inserted": (
+    "removed": (
         {
-            "model": _LISTED.replace("{made}", "[]").replace("{read}", "given[0] + x"),
+            "model": _LISTED.replace("{made}", "[x]").replace("{read}", "given[0] + x"),
             "block_taken": "given, states",
-            "block": f"{_BEFORE}\nstates.insert(0, x)\nreturn x",
+            "block": f"{_BEFORE}\nstates.append(x)\nstates.remove(states[0])\nreturn x",
         },
-        "states.insert(...) of what others have, too",
+        "remove(...) of a list or a dict, which depends on what the items are",
     ),
     "two_names": (
         {

@@ -110,3 +110,46 @@ def test_a_module_of_texts_in_a_row_is_causal_where_it_has_as_many_keys(tmp_path
     assert not made["recorded"]
     assert "torch_attention(" in made["text"]
     assert "not causal" in found["odd_more"]["error"]
+
+
+_UNPADDED = """
+b, t, _ = x.shape
+q, k, v = (y.view(b, t, self.heads, self.size) for y in self.qkv(x).chunk(3, dim=-1))
+q, k, v, places, ends, longest = _upad_input(q, k, v, MASK, t, unpad_input)
+y = flash_attn_varlen_func(
+    q, k, v, cu_seqlens_q=ends[0], cu_seqlens_k=ends[1], max_seqlen_q=longest[0], max_seqlen_k=longest[1],
+    causal=True, window_size=(self.window, 0),
+)
+return self.out(pad_input(y, places, b, t).reshape(b, t, -1))
+"""
+_PADDING = """
+from flash_attn import flash_attn_varlen_func
+from flash_attn.bert_padding import pad_input, unpad_input
+from transformers.modeling_flash_attention_utils import _upad_input
+
+"""
+
+
+def test_texts_without_padding_under_a_mask_of_ones_are_attended_apart(tmp_path: Path) -> None:
+    masks = {
+        "odd_ones": "torch.ones(k.shape[:2]).to(k)",
+        "odd_half": "(torch.arange(t, device=x.device) != 3).long().expand(b, t)",
+    }
+    folders = []
+    for key, mask in masks.items():
+        folder = save_odd(tmp_path / key, head=_PADDING, attention=_UNPADDED.replace("MASK", mask))
+        code, config = folder / "modeling_odd.py", folder / "configuration_odd.py"
+        kept = "self.theta = config.rope_theta\n"
+        held = f"{kept}        self.window = config.window\n"
+        code.write_text(code.read_text().replace(kept, held, 1))
+        text = config.read_text().replace("norm_eps=1e-5,", "norm_eps=1e-5, window=9,")
+        kept = "self.norm_eps = norm_eps\n"
+        config.write_text(text.replace(kept, f"{kept}        self.window = window\n"))
+        folders.append(folder)
+    found = run_apart(GENERATE, folders)
+    made = found["odd_ones"]
+    assert made.get("error") is None, made["error"]
+    assert made["worst"] < 1e-5
+    assert not made["recorded"]
+    assert "self.window + 1" in made["text"]
+    assert "error" in found["odd_half"]  # a token that is hidden is not attended to

@@ -153,5 +153,5 @@ def test_the_command(root: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "<h1>" in (tmp_path / "e.html").read_text()
     assert main.run([*words, "--gpu", "80GiB"]) == 2
     assert "how fast the memory of '80GiB' is read is not known" in capsys.readouterr().err
-    assert main.run(["explain", str(DEMO), "--root", str(tmp_path)]) == 1
+    assert main.run(["explain", str(DEMO), "--root", str(tmp_path)]) == 2
     assert "was not onboarded under" in capsys.readouterr().err

@@ -63,6 +63,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "length": ({"max_position_embeddings": 10**12}, "max_position_embeddings 1,000,000,000,000"),
     "negative": ({"num_hidden_layers": -3}, "num_hidden_layers -3"),
     "negative inside": ({"text_config": {"vocab_size": -1}}, "vocab_size -1"),
+    "no positions": ({"max_position_embeddings": 0}, "max_position_embeddings 0: no text has a"),
     "bits": ({"rope_theta": 2**70}, "a number of 71 bits"),
     "surrogate": ({"x": "\ud800"}, "no Unicode text"),
     "name": ({"model_type": "x" * 10_000}, "is not a name"),

@@ -203,6 +203,15 @@ def test_what_is_no_number_is_within_no_limit(broken: str, generator: torch.Gene
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_of_zeros_are_said_to_prove_nothing(dtype: torch.dtype) -> None:
+    zeros = torch.zeros(12, VOCABULARY)
+    own = zeros if dtype == torch.bfloat16 else None
+    problem = _compared(zeros, zeros, own=own, dtype=dtype).problem or ""
+    assert "prefill: the logits of transformers are all zero" in problem
+    assert "not a number" not in problem
+
+
 def test_a_token_that_is_not_the_best_is_told_from_a_tie(generator: torch.Generator) -> None:
     exact = _exact(generator)
     chosen = exact[-5:].argmax(-1)

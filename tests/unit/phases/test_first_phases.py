@@ -18,7 +18,8 @@ from onboard.analysis.spec import ModelSpec
 from onboard.cli.progress import PlainObserver
 from onboard.codegen import model_file
 from onboard.codegen.hints.same_text import same_but_hints
-from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.errors import ConsentRequiredError, EagerDiffersError, OnboardError, UsageError
+from onboard.gpu import Memory
 from onboard.hub import LocalSource
 from onboard.workflow.checkpoint import parameter_count as size
 from onboard.workflow.checkpoint.vocabulary import check_vocabulary
@@ -96,6 +97,15 @@ def test_bytes_in_the_dtype_of_the_run(
     monkeypatch.setattr(size, "local_counts", lambda _: counts)
     estimate = size.estimate_size(LocalSource(str(checkpoint)), dtype)
     assert (estimate.bytes, estimate.parameters) == (expected, sum(counts.values()))
+
+
+def test_a_gpu_that_is_not_there_is_asked_for_in_vain(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "device_memory", lambda _: Memory(2**33, 2**33))
+    run_context = open_run(str(checkpoint), tmp_path, RunOptions(device="cuda"))
+    with pytest.raises(UsageError, match="this system has no GPU. Use --device cpu"):
+        run(run_context, "gather")
 
 
 def test_gather_depends_on_the_weights_of_a_folder(checkpoint: Path, tmp_path: Path) -> None:
@@ -180,6 +190,23 @@ def test_analyze_and_generate(checkpoint: Path, tmp_path: Path) -> None:
         "what an editor may complete"
     )
     assert "class LlamaForCausalLM" in (tmp_path / artifacts["model_file"]).read_text()
+
+
+def test_a_class_whose_eager_attention_is_another_model_is_sent_to_no_mode(tmp_path: Path) -> None:
+    sizes = {"num_attention_heads": 4, "multi_query": False, "parallel_attn": False}
+    folder = save_checkpoint(tmp_path / "tiny", "falcon", alibi=True, **sizes)
+    eager, usual = (
+        AutoModelForCausalLM.from_pretrained(folder, attn_implementation=name)
+        for name in ("eager", "sdpa")
+    )
+    ids = torch.randint(0, eager.config.vocab_size, (1, 40))
+    assert not torch.allclose(eager(ids).logits, usual(ids).logits, rtol=1e-3)
+    run_context = context(folder, tmp_path / "root")
+    run(run_context, "gather", "survey", "analyze")
+    with pytest.raises(EagerDiffersError, match="with sdpa attention, which users get") as caught:
+        run(run_context, "generate")
+    assert "No mode runs it" in str(caught.value)
+    assert "modeling_falcon.py" in caught.value.message
 
 
 def test_a_wrong_file_is_not_written(

@@ -228,7 +228,7 @@ def test_a_model_that_was_not_onboarded_says_which_command_to_run(
     model = make_tiny(tmp_path, "mistral", sliding_window=None)
     monkeypatch.setattr("onboard.content.CONTENT_ROOT", tmp_path / "nothing shipped")
     with pytest.raises(
-        OnboardError, match=rf"was not onboarded. Run: onboard {model.checkpoint} --root {tmp_path}"
+        UsageError, match=rf"was not onboarded. Run: onboard {model.checkpoint} --root {tmp_path}"
     ):
         LLM(model.checkpoint, root=tmp_path, device="cpu")
 

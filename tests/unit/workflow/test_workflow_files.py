@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UsageError
 from onboard.workflow.files import FileWriter, write_atomically
 from onboard.workflow.lock import check_writable, exclusive, slug
 from onboard.workflow.run_state import RunState, written_under
@@ -143,8 +143,8 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 def test_roots_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     check_writable(tmp_path / "new" / "folder")
-    with pytest.raises(OnboardError, match="is not a folder"):
-        check_writable(tmp_path / "file")
+    with pytest.raises(UsageError, match="is not a folder"):
+        check_writable(tmp_path / "file" / "below")
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(OnboardError, match="cannot be written"):
         check_writable(tmp_path / "new" / "folder")

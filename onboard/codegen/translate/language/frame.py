@@ -21,6 +21,7 @@ from onboard.codegen.translate.language.env import Env, is_computed
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.holes import Result, fill
 from onboard.codegen.translate.language.object_values import Closure, Instance, PlainObject
+from onboard.codegen.translate.language.sequences import at_run_time
 from onboard.codegen.translate.language.state import ClassState, Routine
 from onboard.codegen.translate.language.trees.syntax import name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Mapping, Value
@@ -215,8 +216,10 @@ class Frame:
         for key, value in list(self.env.values.items()):
             if key not in (variable, *but) and value.lazy and value.mentions(variable):
                 if key.isidentifier() and is_computed(value, variable):
-                    self.emit(ast.Assign([name(key, store=True)], value.code()), origin)
-                    self.env.values[key] = Code(name(key))
+                    kept = at_run_time(value) if self.translator.specialised else None
+                    kept = kept or Code(value.code())
+                    self.emit(ast.Assign([name(key, store=True)], kept.expr), origin)
+                    self.env.values[key] = replace(kept, expr=name(key))
                     continue
                 copy = self.fresh(f"{variable}_before")
                 self.emit(ast.Assign([name(copy, store=True)], name(variable)), origin)

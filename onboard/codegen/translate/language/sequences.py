@@ -79,6 +79,18 @@ def _is_tensor(value: Value) -> bool:
     return isinstance(value, Code | Hole) and not known
 
 
+def at_run_time(value: Value) -> Code | None:
+    """Return a list or a dict whose items are known as one that exists at run time, where code may
+    change it; None for other values.
+    """
+    match value:
+        case Items(items=items, kind=kind, whole=None) if kind == LIST:
+            return Code(ast.List([item.code() for item in items], ast.Load()), form=LIST)
+        case Mapping():
+            return Code(value.code(), form=DICT)
+    return None
+
+
 def fact_of(value: Value) -> Value:
     """Return what a function may know of an argument: of a tuple, whether it has tensors alone."""
     fact = value.fact()

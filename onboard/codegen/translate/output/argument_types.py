@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from onboard.codegen.translate.language.program.argument_facts import default_nodes
 from onboard.codegen.translate.language.state import Routine
@@ -164,12 +164,12 @@ def last_defaults(routine: Routine) -> dict[str, str]:
     return found
 
 
-def or_none(parameter: str, kind: str, routine: Routine) -> str:
-    """Return a parameter's type where it may be None, too; the last ones of these may be left
-    out.
+def or_none(parameter: str, kind: str, routine: Routine, given: Collection[str] = ()) -> str:
+    """Return a parameter's type where it may be None, too; the last ones of these, and of those that
+    are `given` a default, may be left out.
     """
     if parameter not in routine.optional:
         return kind
     after = routine.parameters[routine.parameters.index(parameter) :]
-    default = " = None" if routine.optional.issuperset(after) else ""
+    default = " = None" if {*routine.optional, *given}.issuperset(after) else ""
     return f"{kind.removesuffix(' | None')} | None{default}"

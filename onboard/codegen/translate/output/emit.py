@@ -303,7 +303,7 @@ def _method_text(
     }
     given = argument_types.last_defaults(routine) if translator.specialised else {}
     parameters = [
-        f"{item}: {argument_types.or_none(item, kind, routine)}{given.get(item, '')}"
+        f"{item}: {argument_types.or_none(item, kind, routine, given)}{given.get(item, '')}"
         for item, kind in types.items()
     ]
     head = ", ".join(([] if static else ["self"]) + parameters)

@@ -37,7 +37,12 @@ from onboard.codegen.translate.language.expressions.module_lists import (
 from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
 from onboard.codegen.translate.language.forms import MAYBE, SHARED
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed import attributes, returned_objects, variables
+from onboard.codegen.translate.language.handed import (
+    attributes,
+    containers,
+    returned_objects,
+    variables,
+)
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.object_values import (
     Choice,
@@ -81,6 +86,8 @@ _GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval")
 def evaluate_call(node: ast.Call, frame: Frame) -> Value:
     """Return the value of a call."""
     if isinstance(node.func, ast.Attribute):
+        if (given := containers.gives(node, frame)) is not None:
+            return given
         owner = frame.settle(frame.evaluate(node.func.value))
         if objects.is_logger(owner):
             return NONE

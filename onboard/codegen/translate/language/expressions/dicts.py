@@ -49,6 +49,8 @@ def method(owner: Mapping, attr: str, args: Args) -> Value:
         if attr == "pop":
             owner.items.pop(key, None)
         return value
+    if attr == "setdefault" and isinstance(key, str):
+        return owner.items.setdefault(key, default)
     if attr == "update" and not args.stars:
         for item in args.positional:
             if not isinstance(item, Mapping):

@@ -94,6 +94,8 @@ class Output(ByName, Entries):
     """Others have it, too: who calls the function that is evaluated, or a list."""
     told: str = field(default="", kw_only=True)
     """The field that is None where the object itself is; "": it never is."""
+    stored: Callable[[ByName], ast.stmt] | None = field(default=None, kw_only=True)
+    """Puts what has become of it into the list that it is from; None: it is from none."""
 
     @property
     def entries(self) -> dict[str, Value]:
@@ -162,7 +164,7 @@ class Output(ByName, Entries):
         """
         known = super().as_parameter(parameter)
         assert isinstance(known, Output)
-        return replace(known, given=known.may_be_none)
+        return replace(known, given=known.may_be_none, stored=None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,15 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from onboard.codegen.translate.language.forms import DICT, LIST
 from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.handed import container_values as values
 from onboard.codegen.translate.language.handed import variables
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
-from onboard.codegen.translate.language.handed.left_in_arguments import Left
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, with_place
 from onboard.codegen.translate.language.values import Code, Items, Known, Mapping, Unread, Value
 
-_Grow = Callable[[Value, Value, bool], Value]
+_GROWING: dict[str, values.Grow] = {
+    "append": values.appended,
+    "extend": values.extended,
+    "update": values.updated,
+}
 _OTHERS = ("insert", "pop", "remove", "clear", "setdefault", "popitem", "reverse", "sort")
 
 
@@ -30,63 +33,129 @@ class _Place:
 
 
 def calls_method(node: ast.expr, frame: Frame) -> bool:
-    """Execute `place.append(item)`, `extend` and `update`; return whether it was one of such a place.
+    """Execute `place.append(item)` and what else changes a list or a dict; return whether it was one of
+    such a place.
 
     Raises:
-        Untranslatable: it is another method that changes a list or a dict.
+        Untranslatable: what the method does depends on what the items are.
     """
     match node:
-        case ast.Call(
-            func=ast.Attribute(value=target, attr=attr), args=items, keywords=entries
-        ) if attr in (*_GROWING, *_OTHERS):
-            place = _place(target, frame, node)
+        case ast.Call(func=ast.Attribute(value=target, attr=attr)) if attr in _GROWING:
+            place = _place(target, frame, node, own=attr != "append")
+        case ast.Call(func=ast.Attribute(attr=attr)) if attr in _OTHERS:
+            return gives(node, frame, used=False) is not None
         case _:
             return False
-    if place is None or not _is_container(place.value) and attr not in _OF_LISTS:
+    if place is None or not _is_container(place.value) and attr == "update":
         return False
-    if attr in _OTHERS or len(items) != 1 or entries:
-        raise Untranslatable(f"{ast.unparse(node.func)}(...) of what others have, too")
-    place.put(_grown(place.value, _GROWING[attr], items[0], frame))
+    place.put(_grown(place.value, node, frame))
     return True
 
 
-def _grown(known: Value, grow: _Grow, node: ast.expr, frame: Frame) -> Value:
+def _grown(known: Value, node: ast.Call, frame: Frame) -> Value:
     """Return a list or a dict with more in it; of what has no translation nothing may read it."""
+    assert isinstance(node.func, ast.Attribute)
+    grow = _GROWING[node.func.attr]
     try:
-        return grow(known, frame.settle(frame.evaluate(node)), bool(frame.loops))
+        for item in node.args:
+            known = grow(known, frame.settle(frame.evaluate(item)), bool(frame.loops))
+        words = {each.arg: frame.settle(frame.evaluate(each.value)) for each in node.keywords}
+        if None in words:
+            raise Untranslatable(f"** in {ast.unparse(node)}")
+        return (
+            grow(known, Mapping({str(key): item for key, item in words.items()}), False)
+            if words
+            else known
+        )
     except Untranslatable as error:
         return Unread(with_place(error, str(error)))
 
 
+def gives(node: ast.Call, frame: Frame, used: bool = True) -> Value | None:
+    """Return what a call of `pop`, `setdefault` or the like gives that changes a list or a dict; None
+    where it is not one of such a place.
+
+    Args:
+        used: somebody reads what it gives, which then has a name: what it is part of changes.
+
+    Raises:
+        Untranslatable: what the method does depends on what the items are.
+    """
+    match node:
+        case ast.Call(func=ast.Attribute(value=target, attr=attr), args=items, keywords=[]) if (
+            attr in _OTHERS
+        ):
+            place = _place(target, frame, node, own=True)
+        case _:
+            return None
+    if place is None or not _is_container(place.value):
+        return None
+    args = [frame.settle(frame.evaluate(item)) for item in items]
+    changed, given = values.after(place.value, attr, args, bool(frame.loops))
+    if used and isinstance(given, Code):
+        item = frame.fresh("item")
+        frame.bind(item, given, node)
+        given = frame.env.values[item]
+    place.put(changed)
+    return given
+
+
+def deletes(node: ast.Delete, frame: Frame) -> None:
+    """Execute `del place[key]` of lists and dicts; names that are deleted nothing reads."""
+    for target in node.targets:
+        if not isinstance(target, ast.Subscript) or not frame.translator.specialised:
+            continue
+        place = _place(target.value, frame, node, own=True)
+        if place is not None and _is_container(place.value):
+            key = frame.settle(frame.evaluate(target.slice))
+            place.put(values.without_item(place.value, key, bool(frame.loops)))
+
+
 def stores_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.AST) -> bool:
     """Put an item into a list or a dict; return whether it was in such a place."""
-    place = _place(target.value, frame, origin)
+    key = frame.evaluate(target.slice)
+    place = _place(target.value, frame, origin, own=isinstance(target.slice, ast.Slice))
     if place is None or isinstance(place.value, ByName):
         return False
-    key = frame.evaluate(target.slice)
     text = isinstance(key, Known) and isinstance(key.value, str)
-    if not _is_container(place.value) and not text:
+    entry = text or isinstance(value, Mapping)
+    if not _is_container(place.value) and not entry:
         return False  # a tensor, which is worked on in place
-    place.put(_with_item(place.value, key, value))
+    place.put(values.with_item(place.value, key, value))
     return True
 
 
 def adds(node: ast.AugAssign, operand: Value, frame: Frame) -> bool:
-    """Execute `place += items` of a list; return whether it was one."""
-    place = _place(node.target, frame, node) if isinstance(node.op, ast.Add) else None
-    if place is None or not (isinstance(operand, Items) or _is_list(operand)):
+    """Execute `place += items` of a list, or `place |= entries` of a dict; return whether it was one."""
+    if not isinstance(node.op, ast.Add | ast.BitOr):
         return False
-    if not _is_list(place.value):
+    place = _place(node.target, frame, node)
+    if place is None:
         return False
-    place.put(_extended(place.value, operand, bool(frame.loops)))
+    alike, grow = (
+        (values.is_list, values.extended)
+        if isinstance(node.op, ast.Add)
+        else (values.is_dict, values.updated)
+    )
+    if not alike(place.value) or not (isinstance(operand, Items) or alike(operand)):
+        return False
+    place.put(grow(place.value, operand, bool(frame.loops)))
     return True
 
 
-def _place(target: ast.expr, frame: Frame, origin: ast.AST) -> _Place | None:
+def _place(target: ast.expr, frame: Frame, origin: ast.AST, own: bool = False) -> _Place | None:
+    """Return where something is that others have, too, or a list of the function's own; None for else.
+
+    Args:
+        own: lists and dicts of variables, too, that nobody else has.
+    """
     match target:
         case ast.Name(id=variable):
             value = frame.env.values.get(variable)
-            if value is None or not variables.places_of(value, variables.held(frame)):
+            if value is None:
+                return None
+            is_own = own and frame.translator.specialised and values.is_list(value)
+            if not is_own and not variables.places_of(value, variables.held(frame)):
                 return None
             return _Place(value, partial(variables.rebind, value, frame=frame, origin=origin))
         case ast.Attribute(value=ast.Name() | ast.Attribute() as owner, attr=attr):
@@ -99,100 +168,19 @@ def _place(target: ast.expr, frame: Frame, origin: ast.AST) -> _Place | None:
                 variables.put(whole, attr, new, frame, named, origin)
 
             return _Place(whole.entries[attr], put)
+        case ast.Call(func=ast.Attribute(value=owner, attr="setdefault"), args=[index, *_]):
+            if gives(target, frame) is None:
+                return None
+            return _place(ast.Subscript(owner, index, ast.Load()), frame, origin, own)
         case ast.Subscript(value=owner, slice=index):
-            outer = _place(owner, frame, origin)
+            outer = _place(owner, frame, origin, own)
             if outer is None or isinstance(outer.value, ByName):
                 return None
             key = frame.evaluate(index)
-            item = _item(outer.value, key)
-            return _Place(item, lambda new: outer.put(_with_item(outer.value, key, new)))
+            item = values.item_of(outer.value, key)
+            return _Place(item, lambda new: outer.put(values.with_item(outer.value, key, new)))
     return None
 
 
-def _is_list(value: Value) -> bool:
-    if isinstance(value, Code):
-        return value.form == LIST
-    return isinstance(value, Left) or isinstance(value, Items) and value.kind == LIST
-
-
 def _is_container(value: Value) -> bool:
-    dict_there = isinstance(value, Mapping) or isinstance(value, Code) and value.form == DICT
-    return dict_there or _is_list(value)
-
-
-def _appended(known: Value, item: Value, loops: bool) -> Value:
-    return _extended(known, Items((item,), kind=LIST), loops)
-
-
-def _extended(known: Value, items: Value, loops: bool) -> Value:
-    """Return a list with more items; in a loop it has any length."""
-    if isinstance(known, Left):
-        return known
-    if isinstance(known, Items) and isinstance(items, Items) and not loops:
-        return Items((*known.items, *items.items), kind=LIST)
-    parts = [part for each in (known, items) for part in _unpacked(each)]
-    return Code(ast.List(parts, ast.Load()), form=LIST)
-
-
-def _unpacked(value: Value) -> list[ast.expr]:
-    if isinstance(value, Items):
-        return [item.code() for item in value.items]
-    return [ast.Starred(value.code(), ast.Load())]
-
-
-def _updated(known: Value, items: Value, loops: bool) -> Value:
-    """Return a dict with other entries."""
-    if isinstance(known, Left):
-        return known
-    if isinstance(known, Mapping) and isinstance(items, Mapping):
-        return Mapping({**known.items, **items.items})
-    return Code(ast.Dict([None, None], [known.code(), items.code()]), form=DICT)
-
-
-def _item(owner: Value, key: Value) -> Value:
-    match owner, key:
-        case Left(), _:
-            return owner
-        case Mapping(items=entries), Known(value=str() as text) if text in entries:
-            return entries[text]
-        case Items(items=items), Known(value=int() as place) if -len(items) <= place < len(items):
-            return items[place]
-    return Code(ast.Subscript(owner.code(), key.code(), ast.Load()))
-
-
-def _with_item(owner: Value, key: Value, value: Value) -> Value:
-    """Return a list or a dict with another item."""
-    match owner, key:
-        case Left(), _:
-            return owner
-        case Mapping(items=entries), Known(value=str() as text):
-            return Mapping({**entries, text: value})
-        case Items(items=items), Known(value=int() as place) if -len(items) <= place < len(items):
-            changed = list(items)
-            changed[place] = value
-            return Items((*changed,), kind=LIST)
-    if _is_list(owner):
-        return _with_place(owner, key, value)
-    if isinstance(owner, Mapping):
-        keys: list[ast.expr | None] = [ast.Constant(each) for each in owner.items]
-        codes = [each.code() for each in owner.items.values()]
-        return Code(ast.Dict([*keys, key.code()], [*codes, value.code()]), form=DICT)
-    return Code(ast.Dict([None, key.code()], [owner.code(), value.code()]), form=DICT)
-
-
-def _with_place(owner: Value, key: Value, value: Value) -> Code:
-    """Return `[*owner[:i], value, *owner[i + 1:]]`."""
-    whole, place = owner.code(), key.code()
-    behind: ast.expr | None = ast.BinOp(place, ast.Add(), ast.Constant(1))
-    if isinstance(key, Known):
-        behind = ast.Constant(key.value + 1) if key.value != -1 else None
-    before = ast.Subscript(whole, ast.Slice(None, place), ast.Load())
-    parts: list[ast.expr] = [ast.Starred(before, ast.Load()), value.code()]
-    if behind is not None:
-        after = ast.Subscript(whole, ast.Slice(behind, None), ast.Load())
-        parts.append(ast.Starred(after, ast.Load()))
-    return Code(ast.List(parts, ast.Load()), form=LIST)
-
-
-_OF_LISTS: dict[str, _Grow] = {"append": _appended, "extend": _extended}
-_GROWING: dict[str, _Grow] = {**_OF_LISTS, "update": _updated}
+    return values.is_dict(value) or values.is_list(value)

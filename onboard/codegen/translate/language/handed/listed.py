@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from onboard.codegen.translate.language.args import spread
 from onboard.codegen.translate.language.forms import LIST
@@ -53,7 +54,15 @@ class Objects(Code):
         places: list[ast.expr] = [expr]
         if len(holes) > 1:
             places = [ast.Subscript(expr, ast.Constant(i), ast.Load()) for i in range(len(holes))]
-        return shared(fill(self.shape, [Code(place, self.static) for place in places]))
+        made = shared(fill(self.shape, [Code(place, self.static) for place in places]))
+        if isinstance(expr, ast.Subscript) and isinstance(made, Output) and not self.static:
+            return replace(made, stored=partial(self._with, expr))
+        return made
+
+    def _with(self, place: ast.Subscript, value: ByName) -> ast.stmt:
+        """Return the statement that puts another object's tuple in a place."""
+        target = ast.Subscript(place.value, place.slice, ast.Store())
+        return ast.Assign([target], self.tuple_of(value))
 
     def tuple_of(self, value: Value) -> ast.expr:
         """Return the code of another item's tuple.

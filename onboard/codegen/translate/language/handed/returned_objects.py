@@ -103,6 +103,8 @@ def _default(field: dataclasses.Field[Any], cls: type, frame: Frame) -> Value | 
         return Items((), kind=LIST)
     if field.default_factory is dict:
         return Mapping({})
+    if field.default == () or field.default_factory is tuple:
+        return Items(())
     if isinstance(field.default_factory, type):
         return kept_by(field.default_factory, Args([], {}, []), frame)
     known = isinstance(field.default, bool | int | float | str)

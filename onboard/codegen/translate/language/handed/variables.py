@@ -11,14 +11,21 @@ from dataclasses import replace
 
 from onboard.codegen.translate.language.args import spread
 from onboard.codegen.translate.language.env import Env
-from onboard.codegen.translate.language.forms import LIST
+from onboard.codegen.translate.language.forms import LIST, TENSORS, TUPLE
 from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.handed.left_in_arguments import Left, Path
 from onboard.codegen.translate.language.holes import Hole, Result
-from onboard.codegen.translate.language.sequences import sequence_of_all
+from onboard.codegen.translate.language.sequences import at_run_time, sequence_of_all
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, mentions, name
 from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Unread, Value
+
+_DISPLAYS: dict[str, type[ast.List | ast.Tuple]] = {
+    LIST: ast.List,
+    TUPLE: ast.Tuple,
+    TENSORS: ast.Tuple,
+}
+"""How a sequence of a form is written out."""
 
 
 def bind(variable: str, value: ByName, frame: Frame, origin: ast.AST) -> None:
@@ -80,11 +87,11 @@ def widened(variable: str, value: ByName, end: Value, frame: Frame, origin: ast.
 
 
 def _as_lists(parts: Mapping[str, Value], forms: Mapping[str, str | None]) -> dict[str, Value]:
-    """Return the lists of known length that a loop fills as lists of any."""
+    """Return the lists and tuples of known length that a loop fills as ones of any."""
     return {
-        field: Code(ast.List([item.code() for item in part.items], ast.Load()), form=LIST)
+        field: Code(made([item.code() for item in part.items], ast.Load()), form=forms[field])
         for field, part in parts.items()
-        if forms.get(field) == LIST and isinstance(part, Items)
+        if isinstance(part, Items) and (made := _DISPLAYS.get(forms.get(field) or ""))
     }
 
 
@@ -132,7 +139,15 @@ def put(
         place = _name_of(emptied, [place, *places], frame)
         field = f"{place}_{attr}"
         value = _assigned(field, value, _targets(place, field, value, frame), frame, origin)
-    _swap(emptied, owner.having({**owner.entries, attr: value}), frame)
+    changed = owner.having({**owner.entries, attr: value})
+    _swap(emptied, changed, frame)
+    _store(changed, frame, origin)
+
+
+def _store(changed: Value, frame: Frame, origin: ast.AST | None) -> None:
+    """Put an object that has changed into the list that it is from."""
+    if isinstance(changed, Output) and changed.stored is not None:
+        frame.emit(changed.stored(changed), origin)
 
 
 def held(frame: Frame) -> dict[str, Value]:
@@ -156,10 +171,17 @@ def rebind(owner: Value, changed: Value, frame: Frame, origin: ast.AST | None = 
             if isinstance(changed, Left | Unread):
                 frame.env.values[place] = changed
             else:
-                frame.bind(place, changed, origin)
+                frame.bind(place, _as_carried(place, changed, frame), origin)
                 changed = frame.env.values[place]
     for place in places:
         frame.env.values[place] = _in_place_of(owner, changed, frame.env.values[place])
+
+
+def _as_carried(variable: str, changed: Value, frame: Frame) -> Value:
+    """Return a list as one of any length, where a loop around carries such a one from turn to turn."""
+    known = [start.values.get(variable) for start in frame.loops]
+    any_length = any(isinstance(each, Code) and each.form == LIST for each in known)
+    return (at_run_time(changed) if any_length else None) or changed
 
 
 def note(owner: Value, paths: Sequence[Path], frame: Frame) -> None:
@@ -188,6 +210,7 @@ def replaced(owner: ByName, changed: Value, frame: Frame) -> None:
         targets = _targets(place, place, changed, frame)
         changed = _assigned(place, changed, targets, frame, None)
     _swap(emptied, changed, frame)
+    _store(changed, frame, None)
 
 
 def _name_of(held: Value, places: Sequence[str], frame: Frame) -> str:
@@ -202,7 +225,8 @@ def _name_of(held: Value, places: Sequence[str], frame: Frame) -> str:
 
 def _swap(owner: Value, changed: Value, frame: Frame) -> list[str]:
     """Have whatever holds an object hold another one; return where that is."""
-    _refuse_given(owner)
+    if not (isinstance(owner, Output) and owner.stored):
+        _refuse_given(owner)
     kept = {} if frame.cls is None else frame.cls.attributes
     known = {f"self.{key}": item for key, item in kept.items()} | frame.env.values
     places = places_of(owner, known)

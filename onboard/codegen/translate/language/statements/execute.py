@@ -85,7 +85,7 @@ def _assign(node: ast.Assign, frame: Frame) -> None:
     try:
         value = frame.evaluate(each_mapped(node))
     except Untranslatable as error:
-        plain = all(isinstance(target, ast.Name) for target in node.targets)
+        plain = all(isinstance(target, ast.Name | ast.Subscript) for target in node.targets)
         if frame.branches or not plain or isinstance(error, Differing):
             raise
         syntax.note_place(error, frame.source.location(node))
@@ -440,7 +440,7 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Any, Frame], str | None]] = {
     ast.Raise: _raise,
     ast.Assert: _nothing,
     ast.Pass: _nothing,
-    ast.Delete: _nothing,
+    ast.Delete: containers.deletes,
     ast.Import: bindings.bring,
     ast.ImportFrom: bindings.bring,
     ast.Global: bindings.begin,

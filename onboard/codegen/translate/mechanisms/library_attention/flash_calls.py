@@ -28,6 +28,7 @@ from onboard.codegen.translate.language.trees.token_counts import as_many
 from onboard.codegen.translate.language.values import Code, Items, Known, Mask, Value
 from onboard.codegen.translate.mechanisms.attention.sdpa import is_of_several
 from onboard.codegen.translate.mechanisms.layouts.laid import Laid, permuted
+from onboard.codegen.translate.mechanisms.library_attention.unpadded import Ends, in_a_row
 from onboard.codegen.translate.mechanisms.recurrent import bound
 from onboard.hf.old.attention_forms import (
     LowerTriangularMask,
@@ -51,6 +52,8 @@ class FlashCalls(Mechanism):
         """That where a text is causal, perhaps in a window or with a cap of its scores."""
         if args.stars:
             return None
+        if (rows := in_a_row(function, args, frame)) is not None:
+            return rows
         if function is LowerTriangularMask:
             return Mask()
         if function is memory_efficient_attention:
@@ -76,16 +79,15 @@ def _attended(given: Mapping[str, Value], frame: Frame) -> Code | None:
         return None
     if not all(given[key].equals(Known(value)) for key, value in _PLAIN.items()):
         return None
-    window, cap = _numbers(given["window_size"]), given["softcap"]
-    if window is None or not isinstance(cap, Known):
+    cap, seen = given["softcap"], _seen(given["window_size"], frame)
+    if seen is None or not isinstance(cap, Known):
         return None
     q, k, v = _without_casts([given[key].code() for key in ("q", "k", "v")])
     scale = given["softmax_scale"].code()
     if _is_tensor(scale, frame):  # the op takes a number
         q, scale = ast.BinOp(q, ast.Mult(), scale), constant(1.0)
-    seen = None if window[0] < 0 else window[0] + 1  # the key of the query itself is one more
     fixed = [constant(None), constant(0.0), constant(True)]
-    settings = [scale, constant(None), constant(seen)]
+    settings = [scale, constant(None), seen]
     last = [constant(cap.value or None), constant("bsnd")]
     return Code(ast.Call(op("torch_attention"), [q, k, v, *fixed, *settings, *last], []))
 
@@ -139,6 +141,8 @@ def _each(ends: Value, length: Value, frame: Frame) -> ast.Tuple | None:
     """Return how many texts there are, and how many tokens each has, where their ends are
     `torch.arange(0, (texts + 1) * length, step=length)`; None for others.
     """
+    if isinstance(ends, Ends):
+        return ends.sizes
     code, values = ends.code(), local_values(frame)
     while isinstance(code, ast.Name) and code.id in values:
         code = values.pop(code.id)
@@ -171,11 +175,16 @@ def _apart(value: Value, sizes: ast.Tuple) -> Code:
     return Code(call(attribute(value.code(), "unflatten"), constant(0), deepcopy(sizes)))
 
 
-def _numbers(value: Value) -> tuple[int, ...] | None:
-    """Return a tuple of numbers; None for anything else."""
-    match value:
-        case Known(value=tuple() as numbers):
-            return numbers
-        case Items(items=items) if all(isinstance(item, Known) for item in items):
-            return tuple(item.value for item in items if isinstance(item, Known))
+def _seen(window: Value, frame: Frame) -> ast.expr | None:
+    """Return how many keys a query sees, itself among them, of the window (keys before it, keys behind
+    it), None as code: all; None for what is no such window. A number of the config's is asserted to be
+    one.
+    """
+    match window:
+        case Known(value=(int() as before, *_)) | Items(items=(Known(value=int() as before), *_)):
+            return constant(None if before < 0 else before + 1)
+        case Items(items=(Code(static=True) as before, *_)) if frame.cls is not None:
+            zero = ast.Constant(0)
+            frame.translator.guard(ast.Compare(before.expr, [ast.GtE()], [zero]), frame)
+            return ast.BinOp(before.expr, ast.Add(), ast.Constant(1))
     return None

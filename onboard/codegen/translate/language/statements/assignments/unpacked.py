@@ -82,6 +82,8 @@ def _of_items(
     targets: list[ast.expr], items: tuple[Value, ...], frame: Frame, origin: ast.AST
 ) -> Iterator[tuple[ast.expr, Value]]:
     """Yield one by one, or assign in one statement when a later item reads an earlier target."""
+    if any(isinstance(target, ast.Subscript) for target in targets):
+        items = tuple(_kept(item, frame, origin) for item in items)
     stores = {target.id for target in targets if isinstance(target, ast.Name)}
     reads = {
         node.id
@@ -103,6 +105,17 @@ def _of_items(
             frame.env.values[target.id] = replace(item, expr=name(target.id))
         return
     yield from zip(targets, items, strict=True)
+
+
+def _kept(item: Value, frame: Frame, origin: ast.AST) -> Value:
+    """Return an item that may lie in a list or a dict which the assignment changes, by a name of its
+    own.
+    """
+    if not isinstance(item, Code) or item.static or not frame.translator.specialised:
+        return item
+    kept = frame.fresh("item")
+    frame.bind(kept, item, origin)
+    return frame.env.values[kept]
 
 
 def _store_tuple(targets: list[ast.expr]) -> ast.Tuple:
