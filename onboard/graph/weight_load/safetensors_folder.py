@@ -109,6 +109,10 @@ class Checkpoint:
         """
         return self.read_part(name, {dim: [(start, stop)]}, device)
 
+    def read_entry(self, name: str, index: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return an entry of a tensor's first dimension, and read no more."""
+        return self.read_run(name, 0, index, index + 1, device)[0]
+
     def read_part(
         self,
         name: str,
