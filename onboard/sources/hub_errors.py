@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from onboard.errors import NoSuchModelError, OnboardError
@@ -114,6 +115,16 @@ def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
         f"{constants.ENDPOINT} cannot be reached for {source.model} ({first_line(chain[-1])})",
         hint="Check the network, or use --offline with a cached model",
     )
+
+
+def fetch_again(file: Path) -> str:
+    """Return what to do about a damaged file of weights: the client's cache has the file elsewhere,
+    linked, and would go on to give it out.
+    """
+    stored = file.resolve()
+    if stored.parent.name != "blobs":
+        return "Fetch the checkpoint again"
+    return f"Delete {stored}, which the Hub's cache keeps, and fetch the checkpoint again"
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -209,6 +209,21 @@ def test_the_cache_serves_when_the_network_is_down(
     client.run("result = source.config()", "acme/single")
     down = Client("http://127.0.0.1:9", tmp_path / "hf")
     assert down.run("result = source.config()", "acme/single") == {"model_type": "llama"}
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:40], lambda _: b""])
+def test_a_damaged_file_of_the_cache_is_named(
+    client: Client, damage: Callable[[bytes], bytes]
+) -> None:
+    """The client gives it out for ever, unless it is deleted where it is."""
+    folder = Path(client.run("result = str(source.weights())", "acme/single"))
+    stored = (folder / "model.safetensors").resolve()
+    stored.write_bytes(damage(stored.read_bytes()))
+    read = "from onboard.graph.weight_load.safetensors_folder import Checkpoint as C"
+    names = f"{read}; result = sorted(C(source.weights()).names())"
+    assert f"Delete {stored}," in client.run(names, "acme/single")
+    stored.unlink()
+    assert client.run(names, "acme/single") == ["a", "b"]
 
 
 def test_a_broken_hub_is_named(tmp_path: Path) -> None:
