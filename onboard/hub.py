@@ -1,8 +1,8 @@
 """Where a model's files come from: a local folder, the Hugging Face cache, or a Hub.
 
-The Hub's client reads `HF_ENDPOINT`, `HF_HOME` and `HF_TOKEN` itself, retries what is worth
-retrying, and falls back to its cache when the network is down; what is left to do here is to ask
-for no more than needed and to explain failures.
+The Hub's client reads `HF_ENDPOINT`, `HF_HOME` and `HF_TOKEN` itself, and falls back to its cache
+when the network is down; what is left to do here is to ask for no more than needed, again where
+that is worth it, and to explain failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onboard.sources.gguf_source import (
     only_gguf,
     prepared_folder,
 )
-from onboard.sources.hub_errors import explain_hub_error, first_line
+from onboard.sources.hub_errors import explain_hub_error, first_line, patiently
 from onboard.sources.language_part import language_folder, stored_shapes
 from onboard.untrusted.bounds import INDEX_BYTES, check_config, check_folder, read_json
 
@@ -189,8 +189,8 @@ class HubSource:
         if self.offline or constants.HF_HUB_OFFLINE:
             return {}
         try:
-            files = get_safetensors_metadata(
-                self.repository, revision=self.revision
+            files = patiently(
+                lambda: get_safetensors_metadata(self.repository, revision=self.revision)
             ).files_metadata.values()
             return {
                 name: StoredTensor(str(info.dtype), tuple(info.shape))
@@ -248,8 +248,13 @@ class HubSource:
 
         try:
             return Path(
-                snapshot_download(
-                    self.repository, revision=revision, local_files_only=self.offline, **patterns
+                patiently(
+                    lambda: snapshot_download(
+                        self.repository,
+                        revision=revision,
+                        local_files_only=self.offline,
+                        **patterns,
+                    )
                 )
             )
         except (OSError, ValueError, HTTPError) as error:

@@ -1,9 +1,12 @@
-"""Why the Hub's client failed, and how to use its cache alone."""
+"""Why the Hub's client failed, whether to ask again, and how to use its cache alone."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from onboard.errors import NoSuchModelError, OnboardError
 
@@ -11,6 +14,13 @@ if TYPE_CHECKING:
     from onboard.hub import HubSource
 
 _asked_to_stay_offline = False
+Found = TypeVar("Found")
+_TRY_AGAIN, _MAY_YOU = "Try again", "Check the id, the endpoint and what HF_TOKEN may read"
+_PAUSES = (1.0, 4.0)
+"""Seconds before a Hub is asked again."""
+_BUSY = (429, 500, 502, 503, 504)
+_CUT_OFF = ("RemoteProtocolError", "ReadError", "ReadTimeout")
+"""What httpx and httpx2, of which releases of the client have one, call an answer that ends early."""
 
 
 def go_offline() -> None:
@@ -32,6 +42,32 @@ def _way_online() -> str:
         "HF_HUB_OFFLINE",
     )
     return f"{name} is set: unset it once to fetch the model"
+
+
+def patiently(ask: Callable[[], Found]) -> Found:
+    """Return what a Hub answers; where it is busy, or an answer is cut off, it is asked three times.
+
+    Its client does so for some of a file's failures, and for none of a header.
+    """
+    for pause in _PAUSES:
+        try:
+            return ask()
+        except (OSError, ValueError, _http_error()) as error:
+            if not any(map(_passes, _chain(error))):
+                raise
+            time.sleep(pause)
+    return ask()
+
+
+def _http_error() -> type[Exception]:
+    from huggingface_hub.errors import HTTPError
+
+    return HTTPError  # type: ignore[no-any-return]
+
+
+def _passes(error: BaseException) -> bool:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status in _BUSY or type(error).__name__ in _CUT_OFF
 
 
 def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
@@ -72,13 +108,23 @@ def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
     if found(errors.HfHubHTTPError):
         reason = next(link for link in reversed(chain) if isinstance(link, errors.HfHubHTTPError))
         return OnboardError(
-            f"{constants.ENDPOINT} failed for {source.model}: {first_line(reason)}",
-            hint="Try again",
+            f"{constants.ENDPOINT} failed for {source.model}: {first_line(reason).rstrip('.')}",
+            hint=_TRY_AGAIN if _passes(reason) else _MAY_YOU,
         )
     return OnboardError(
         f"{constants.ENDPOINT} cannot be reached for {source.model} ({first_line(chain[-1])})",
         hint="Check the network, or use --offline with a cached model",
     )
+
+
+def fetch_again(file: Path) -> str:
+    """Return what to do about a damaged file of weights: the client's cache has the file elsewhere,
+    linked, and would go on to give it out.
+    """
+    stored = file.resolve()
+    if stored.parent.name != "blobs":
+        return "Fetch the checkpoint again"
+    return f"Delete {stored}, which the Hub's cache keeps, and fetch the checkpoint again"
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,21 @@ def test_the_cache_serves_when_the_network_is_down(
     assert down.run("result = source.config()", "acme/single") == {"model_type": "llama"}
 
 
+@pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:40], lambda _: b""])
+def test_a_damaged_file_of_the_cache_is_named(
+    client: Client, damage: Callable[[bytes], bytes]
+) -> None:
+    """The client gives it out for ever, unless it is deleted where it is."""
+    folder = Path(client.run("result = str(source.weights())", "acme/single"))
+    stored = (folder / "model.safetensors").resolve()
+    stored.write_bytes(damage(stored.read_bytes()))
+    read = "from onboard.graph.weight_load.safetensors_folder import Checkpoint as C"
+    names = f"{read}; result = sorted(C(source.weights()).names())"
+    assert f"Delete {stored}," in client.run(names, "acme/single")
+    stored.unlink()
+    assert client.run(names, "acme/single") == ["a", "b"]
+
+
 def test_a_broken_hub_is_named(tmp_path: Path) -> None:
     """A repository whose id has no answer but an error page."""
     with HubServer({}) as server:
@@ -220,6 +236,58 @@ def test_a_broken_hub_is_named(tmp_path: Path) -> None:
         )
         message = Client(server.url, tmp_path / "hf").run("result = source.config()", "acme/x")
     assert f"{server.url} failed for acme/x" in message
+
+
+class Unsteady(HubServer):
+    """Fails the first time that it is asked for a file of weights, and after that `lasting` times."""
+
+    def __init__(
+        self, repositories: dict[str, Repository], failure: int | None, lasting: int
+    ) -> None:
+        super().__init__(repositories)
+        self.failure, self.left = failure, 1 + lasting
+        """A status; None: the answer ends early."""
+
+    def _resolve(
+        self, request: BaseHTTPRequestHandler, name: str, revision: str, path: str
+    ) -> None:
+        is_next = path.endswith(".safetensors") and request.command == "GET" and self.left > 0
+        if not is_next:
+            super()._resolve(request, name, revision, path)
+            return
+        self.left -= 1
+        request.send_response(200 if self.failure is None else self.failure)
+        request.send_header("Content-Length", "0" if self.failure else "1000")
+        request.end_headers()
+        request.close_connection = True
+
+
+@pytest.mark.drawn(few=2)
+@pytest.mark.parametrize("failure", [429, 500, 503, None])
+@pytest.mark.parametrize("what", ["source.tensors.keys()", "os.listdir(source.weights())"])
+def test_a_hub_that_fails_once_is_asked_again(
+    folders: dict[str, Path], tmp_path: Path, failure: int | None, what: str
+) -> None:
+    with Unsteady({"acme/single": Repository(folders["single"])}, failure, 0) as server:
+        client = Client(server.url, tmp_path / "hf")
+        found = client.run(f"import os; result = sorted({what})", "acme/single")
+        assert server.left == 0
+    expected = {"a", "b"} if "tensors" in what else {"model.safetensors"}
+    assert isinstance(found, list), found
+    assert expected <= set(found)
+
+
+@pytest.mark.parametrize(("failure", "hint"), [(503, "Try again"), (403, "what HF_TOKEN may read")])
+def test_what_does_not_pass_is_one_line(
+    folders: dict[str, Path], tmp_path: Path, failure: int, hint: str
+) -> None:
+    with Unsteady({"acme/single": Repository(folders["single"])}, failure, 99) as server:
+        client = Client(server.url, tmp_path / "hf")
+        message = client.run("result = list(source.tensors)", "acme/single")
+        assert server.left >= 95, "it is asked three times at most"
+    assert f"{server.url} failed for acme/single" in message
+    assert message.endswith(hint)
+    assert ".. " not in message
 
 
 def test_local_folder(folders: dict[str, Path]) -> None:

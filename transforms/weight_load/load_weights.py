@@ -35,7 +35,12 @@ from onboard.graph.weight_load.parameters import (
 )
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
-from onboard.graph.weight_load.weight_sources import WRONG_MODEL, check_ties, find_sources
+from onboard.graph.weight_load.weight_sources import (
+    WRONG_MODEL,
+    check_ties,
+    find_sources,
+    read_source,
+)
 from onboard.graph.weight_load.weight_stream import Load, stream
 
 if TYPE_CHECKING:
@@ -181,7 +186,7 @@ def _read(
     if _is_quantised(checkpoint, source):
         read_decoded(checkpoint, name, target, device)
         return
-    tensor = source.of([checkpoint.read(name, device) for name in source.names])
+    tensor = read_source(checkpoint, source, device)
     if tensor.shape != target.shape:
         found, expected = list(tensor.shape), list(target.shape)
         raise OnboardError(

@@ -17,7 +17,7 @@ from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import CACHE_SCALE, Form, Share
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
-from onboard.graph.weight_load.weight_sources import WRONG_MODEL
+from onboard.graph.weight_load.weight_sources import WRONG_MODEL, read_source
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.encode_four_bits import encode_int4, encode_mxfp4
 from onboard.quantised.encoded import PIECE, Encoded, encode_fp8
@@ -92,7 +92,7 @@ def _matrices(
             for index in range(shape[0]):
                 yield index, checkpoint.read_run(name, 0, index, index + 1, device)[0]
             return
-    weight = source.of([checkpoint.read(each, device) for each in source.names])
+    weight = read_source(checkpoint, source, device)
     weight = weight if share is None else share.of(weight)
     yield from enumerate(weight) if weight.dim() > 2 else [(None, weight)]
 

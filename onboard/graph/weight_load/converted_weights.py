@@ -7,6 +7,7 @@ followed here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,8 @@ import torch
 
 @dataclass(frozen=True)
 class Source:
-    """Where a parameter's values are: `names` concatenated along `dim`, and of that the part
-    `index` of `parts`.
+    """Where a parameter's values are: `names`, or an entry of each, concatenated along `dim`, and of
+    that the part `index` of `parts`.
 
     Where values `alternate` along `dim`, the first of each pair make the first half and the second
     ones the other.
@@ -28,14 +29,23 @@ class Source:
     index: int = 0
     parts: int = 1
     alternate: bool = False
+    entry: int | None = None
+    """Of stacks, which matrix."""
 
     @property
     def is_plain(self) -> bool:
         """Whether the parameter is one tensor as it is."""
-        return len(self.names) == 1 and self.parts == 1 and not self.alternate
+        is_whole = self.parts == 1 and self.entry is None
+        return len(self.names) == 1 and is_whole and not self.alternate
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the parameter, given the tensors of `names`."""
+        return self.joined(
+            tensors if self.entry is None else [tensor[self.entry] for tensor in tensors]
+        )
+
+    def joined(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the parameter, given the tensors of `names`, or of stacks their entries."""
         whole = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=self.dim)
         if self.alternate:
             places = torch.arange(whole.shape[self.dim], device=whole.device)
@@ -71,7 +81,7 @@ def converted(
         sources = (
             source
             for rule in rules
-            for source in _sources(name, rule)
+            for source in (*_sources(name, rule), *_entries(name, rule))
             if set(source.names) <= renamed.keys()
         )
         if (source := next(sources, None)) is not None:
@@ -113,3 +123,28 @@ def _sources(name: str, rule: Any) -> Iterator[Source]:
             yield Source(names, operation.dim)
         elif isinstance(operation, Chunk) and len(sources) == 1:
             yield Source(names, operation.dim, index, len(targets))
+
+
+def _entries(name: str, rule: Any) -> Iterator[Source]:
+    """Yield where a layer of an expert is in a stack that a rule makes of such, as transformers saves
+    its own names (`save_original_format=False`).
+    """
+    from transformers.core_model_loading import Concatenate, MergeModulelist
+
+    if not rule.operations or len(rule.target_patterns) != 1:
+        return
+    merge, *then = rule.operations
+    parts, is_joined = len(rule.source_patterns), len(then) == 1
+    if not (isinstance(merge, MergeModulelist) and merge.dim == 0):
+        return
+    if is_joined and not (isinstance(then[0], Concatenate) and then[0].dim > 0):
+        return
+    if not is_joined and (then or parts > 1):
+        return
+    [target] = (each.replace("\\.", ".") for each in rule.target_patterns)
+    for index, pattern in enumerate(rule.source_patterns):
+        layer = r"(\d+)".join(map(re.escape, pattern.replace("\\.", ".").split("*")))
+        if "*" in pattern and (match := re.search(f"{layer}$", name)):
+            dim = then[0].dim - 1 if is_joined else 0
+            stack = name[: match.start()] + target
+            yield Source((stack,), dim, index, parts, entry=int(match[1]))

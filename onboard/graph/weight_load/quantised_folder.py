@@ -137,6 +137,12 @@ class QuantisedCheckpoint(Checkpoint):
         }
         return _decoded(weight, parts)
 
+    def read_entry(self, name: str, index: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return a matrix of a stack; a quantised one's values are in float32."""
+        if self.is_stored(name):
+            return super().read_entry(name, index, device)
+        return self._matrix_of(name, index, device, {}).values()
+
     def read_part(
         self,
         name: str,

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from onboard.errors import OnboardError
+from onboard.sources.hub_errors import fetch_again
 from onboard.sources.language_part import part_of
 from onboard.untrusted.bounds import DIMENSIONS, HEADER_BYTES, INDEX_BYTES, INTEGER, read_json
 from onboard.untrusted.lfs_pointer import refuse_pointer
@@ -108,6 +109,10 @@ class Checkpoint:
         more.
         """
         return self.read_part(name, {dim: [(start, stop)]}, device)
+
+    def read_entry(self, name: str, index: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return an entry of a tensor's first dimension, and read no more."""
+        return self.read_run(name, 0, index, index + 1, device)[0]
 
     def read_part(
         self,
@@ -220,7 +225,9 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:
-        raise OnboardError(f"{file.name} cannot be read: {error}", hint=_FETCH_AGAIN) from error
+        raise OnboardError(
+            f"{file.name} cannot be read: {error}", hint=fetch_again(file)
+        ) from error
 
 
 def read_index(path: Path) -> dict[str, str]:
@@ -230,7 +237,7 @@ def read_index(path: Path) -> dict[str, str]:
         return {name: str(PurePosixPath(shard)) for name, shard in weight_map.items()}
     except _MALFORMED as error:
         raise OnboardError(
-            f"{path.name} is not an index of safetensors shards", hint=_FETCH_AGAIN
+            f"{path.name} is not an index of safetensors shards", hint=fetch_again(path)
         ) from error
 
 
@@ -244,7 +251,7 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise OnboardError(
-                f"{path.name} is cut off inside its header ({size} bytes)", hint=_FETCH_AGAIN
+                f"{path.name} is cut off inside its header ({size} bytes)", hint=fetch_again(path)
             )
         HEADER_BYTES.check(length, path.name)
         header = file.read(length)
@@ -255,12 +262,12 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except _MALFORMED as error:
         raise OnboardError(
-            f"{path.name} has a damaged header ({error})", hint=_FETCH_AGAIN
+            f"{path.name} has a damaged header ({error})", hint=fetch_again(path)
         ) from error
     if 8 + length + end != size:
         problem = "is cut off" if 8 + length + end > size else "is longer than its header says"
         raise OnboardError(
-            f"{path.name} {problem}: {size} bytes, not {8 + length + end}", hint=_FETCH_AGAIN
+            f"{path.name} {problem}: {size} bytes, not {8 + length + end}", hint=fetch_again(path)
         )
     return tensors
 

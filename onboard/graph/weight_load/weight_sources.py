@@ -104,6 +104,17 @@ def check_alike(checkpoint: Checkpoint, first: str, other: str) -> None:
         )
 
 
+def read_source(
+    checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, device: torch.device | str
+) -> torch.Tensor:
+    """Return what a source stands for; of stacks no more than the entry is read."""
+    if source.entry is None:
+        return source.of([checkpoint.read(name, device) for name in source.names])
+    assert isinstance(checkpoint, Checkpoint), "transformers' module has its stacks"
+    entries = [checkpoint.read_entry(name, source.entry, device) for name in source.names]
+    return source.joined(entries)
+
+
 def _first(names: Sequence[str], known: Container[str]) -> str | None:
     return next((name for name in names if name in known), None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,22 @@ def test_a_quick_choice_with_other_logits_is_not_kept(
     assert load_standalone(path).max_num_tokens == 92
     assert f"{MARK}broken 1: does not run: no such kernel" in text
     path.unlink()
+
+
+def test_without_a_context_prompts_leave_room_for_the_output(
+    llama: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tiny model reads as many tokens as the usual prompt has."""
+    positions = json.loads((llama.checkpoint / "config.json").read_text())[
+        "max_position_embeddings"
+    ]
+    monkeypatch.setattr(tuning_module, "choices", lambda *_, **__: [])
+    path = llama.root / "tuned.yaml"
+    words = ["tune", str(llama.checkpoint), "--root", str(llama.root), "--device", "cpu"]
+    assert main.run([*words, "--config", str(path), "--batch", "1", "--dry-run", "--json"]) == 0
+    shapes = json.loads(capsys.readouterr().out)["trials"][0]["milliseconds"]
+    [context] = {int(number) for shape in shapes for number in re.findall(r"context (\d+)", shape)}
+    assert 0 < context < positions
 
 
 def test_a_model_without_a_configuration_is_one_line(

@@ -38,8 +38,13 @@ def tune(
         typer.Option(metavar="N,N,...", help="Batch sizes.", show_default="one, and the most"),
     ] = None,
     context: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Prompt lengths, in tokens.")
-    ] = "128",
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Prompt lengths, in tokens.",
+            show_default="128, or what the model reads",
+        ),
+    ] = None,
     repeats: Annotated[
         int, typer.Option(metavar="N", min=2, help="Measurements of each choice.")
     ] = 3,
@@ -88,7 +93,7 @@ def _tune(
     config: Path | None,
     overrides: dict[str, Any],
     random_weights: bool,
-    sizes: tuple[str | None, str, int, int],
+    sizes: tuple[str | None, str | None, int, int],
 ) -> tuple[Tuning, str]:
     from onboard.bench.ceilings import device_name
     from onboard.bench.shape import grid
@@ -103,13 +108,21 @@ def _tune(
     ) as subject:
         device = resolve_device(subject.runtime.device)
         batches = numbers("batch", batch or f"1,{subject.runtime.max_batch_size or 8}")
-        shapes = grid(batches, numbers("context", context), _OUTPUT[device.type])
+        output = _OUTPUT[device.type]
+        contexts = numbers("context", context or str(_usual_context(subject.positions, output)))
+        shapes = grid(batches, contexts, output)
         found = tune(subject, shapes, seed=seed, repeats=repeats, on_progress=_say)
     return found, device_name(device)
 
 
 _OUTPUT = {"cuda": 64, "cpu": 24}
 """Tokens to generate for a prompt."""
+_CONTEXT = 128
+
+
+def _usual_context(positions: int | None, output: int) -> int:
+    """Return a prompt's length that leaves room for the output in the longest sequence."""
+    return _CONTEXT if positions is None else max(min(_CONTEXT, positions - output), 1)
 
 
 def _show(tuning: Tuning, path: Path | None) -> None:
