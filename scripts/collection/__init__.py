@@ -1,0 +1,1 @@
+"""The parts of `remote_collection.py`."""
