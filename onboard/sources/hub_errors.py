@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -49,20 +48,15 @@ def patiently(ask: Callable[[], Found]) -> Found:
 
     Its client does so for some of a file's failures, and for none of a header.
     """
-    for pause in _PAUSES:
-        try:
-            return ask()
-        except (OSError, ValueError, _http_error()) as error:
-            if not any(map(_passes, _chain(error))):
-                raise
-            time.sleep(pause)
-    return ask()
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
-
-def _http_error() -> type[Exception]:
-    from huggingface_hub.errors import HTTPError
-
-    return HTTPError  # type: ignore[no-any-return]
+    asked = Retrying(
+        stop=stop_after_attempt(1 + len(_PAUSES)),
+        wait=wait_chain(*map(wait_fixed, _PAUSES)),
+        retry=retry_if_exception(lambda error: any(map(_passes, _chain(error)))),
+        reraise=True,
+    )
+    return asked(ask)
 
 
 def _passes(error: BaseException) -> bool:
