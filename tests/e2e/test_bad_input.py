@@ -341,7 +341,7 @@ def test_half_the_memory_in_half_the_precision(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a system without a GPU")
 def test_no_gpu(checkpoint: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(
-        [str(checkpoint), "--root", str(root), "--device", "cuda"], root, 1, "has no GPU", capsys
+        [str(checkpoint), "--root", str(root), "--device", "cuda"], root, 2, "has no GPU", capsys
     )
 
 
@@ -349,9 +349,10 @@ def test_root_is_a_file(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("text")
-    for root in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert run([str(checkpoint), "--root", str(root)]) == 1
-        assert_one_line(capsys.readouterr().err, "is not a folder")
+    said = {tmp_path / "file": "is a file", tmp_path / "file" / "below": "is not a folder"}
+    for root, message in said.items():
+        assert run([str(checkpoint), "--root", str(root)]) == 2
+        assert_one_line(capsys.readouterr().err, message)
     assert (tmp_path / "file").read_text() == "text"
 
 
