@@ -19,6 +19,16 @@ LARGEST_FP8 = 448.0
 """Of float8_e4m3fn."""
 SMALLEST_SCALE = 1e-12
 """Of a row of zeros."""
+_NOTHING = 2.0**-100
+"""The largest magnitude of what is none: an exponent's byte of zero stands for 2^-127."""
+
+
+def is_nothing(values: torch.Tensor) -> bool:
+    """Whether no value is one that a weight has; those that are not numbers are."""
+    if not values.numel():
+        return True
+    low, high = values.aminmax()
+    return bool(torch.maximum(-low, high) <= _NOTHING)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class Encoded:
         """Tell whether codes stand for numbers, and scales of zero let nothing of them be left."""
         ones = torch.ones_like(self.scale, dtype=torch.float32)
         bare = replace(self, scale=ones, whole=None, inputs=None, offset=None)
-        return bool(bare.values().any()) and not bool(self.values().any())
+        return not is_nothing(bare.values()) and is_nothing(self.values())
 
     def pieces(self) -> Iterator[tuple[int, Encoded]]:
         """Yield weights of some outputs each, and where they begin: what decoding takes beside the

@@ -20,7 +20,7 @@ from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.gguf_folder import Gguf, gguf_files
 from onboard.graph.weight_load.parameters import Share
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
-from onboard.quantised.encoded import Encoded, plain
+from onboard.quantised.encoded import Encoded, is_nothing, plain
 from onboard.quantised.layouts.apart_experts import (
     WHOLE,
     are_apart,
@@ -235,7 +235,7 @@ class QuantisedCheckpoint(Checkpoint):
         """Raise `OnboardError` for a weight of which scales of zero leave nothing, `values` being what
         `read` returns.
         """
-        if self.is_stored(name) or bool(values.any()):
+        if self.is_stored(name) or not is_nothing(values):
             return
         if any(each.has_lost_scales() for each in self._all_encoded(name)):
             scale = self.weights[name].parts["scale"]

@@ -107,7 +107,7 @@ def measure(
     cut = windows(source, tokens, size)
     count = sum(len(each.targets) for each in cut)
     _check(source, cut, a.vocabulary)
-    facts = [f"the text has {count:,} tokens, not {tokens:,}"] if count < tokens else []
+    facts = [f"tokens of the text: {count:,}, not {tokens:,}"] if count < tokens else []
     facts += [f"windows have {size:,} tokens: the models read no more"] if size < window else []
     about_a, about_b = _about(a), _about(b)
     with TemporaryDirectory(prefix="onboard-") as folder:

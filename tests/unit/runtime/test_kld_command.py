@@ -175,7 +175,7 @@ def test_texts_that_are_none(llama: Tiny, tmp_path: Path, capsys: Capture) -> No
     text.write_text("the old man walked")
     found = kld(capsys, checkpoint, checkpoint, llama.root, "--text", text)
     assert (found["tokens"], found["seed"], found["text"]) == (17, None, str(text))
-    assert found["facts"][0] == "the text has 17 tokens, not 2,048"
+    assert found["facts"][0] == "tokens of the text: 17, not 2,048"
 
 
 def test_the_first_model_is_gone_when_the_second_is_loaded(

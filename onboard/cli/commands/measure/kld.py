@@ -155,9 +155,8 @@ def _show(found: Divergence) -> None:
     numbers.add_row("", *sizes, f"{figures.top1:.2%}", f"{figures.top5:.2%}")
     console.print(numbers)
     seed = "" if found.seed is None else f", seed {found.seed}"
-    print(
-        f"in nats; {found.tokens:,} tokens in windows of {found.window:,}: {one_line(found.text)}{seed}"
-    )
+    count = "one token" if found.tokens == 1 else f"{found.tokens:,} tokens"
+    print(f"in nats; {count} in windows of {found.window:,}: {one_line(found.text)}{seed}")
     notes = [
         f"{name}: {each}" for name, side in (("A", found.a), ("B", found.b)) for each in side.facts
     ]
