@@ -22,7 +22,7 @@ from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.export.config_windows import windowless_layer
 from onboard.graph.undocumented import undocumented_classes
-from onboard.hf.architecture import decoder_config, text_config
+from onboard.hf.architecture import decoder_config, is_own, text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.config_layers import cut_layers, read_layers
 from onboard.hf.json_floats import json_floats
@@ -138,8 +138,7 @@ class ModelFactory:
         """Those of `eager_modules` that run here: code of repositories, which the model file's config
         class stands for, does not.
         """
-        own = not type(self.config).__module__.startswith("transformers.")
-        return () if own else self.eager_modules
+        return () if is_own(self.config) else self.eager_modules
 
     @cached_property
     def first_position(self) -> int:

@@ -18,6 +18,13 @@ from onboard.errors import OnboardError
 from onboard.hf.parsed_code import parsed_code
 
 
+def is_own(config: PretrainedConfig) -> bool:
+    """Whether a config's class is none of transformers': a repository's, or a model file's that stands
+    for it.
+    """
+    return not type(config).__module__.startswith("transformers.")
+
+
 def causal_lm_class(config: PretrainedConfig) -> Any:
     """Return the class of transformers' language model of a config; raise `OnboardError` when it
     has none.

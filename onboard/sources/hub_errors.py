@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _asked_to_stay_offline = False
 Found = TypeVar("Found")
+FETCH_AGAIN = "Fetch the checkpoint again"
 _TRY_AGAIN, _MAY_YOU = "Try again", "Check the id, the endpoint and what HF_TOKEN may read"
 _PAUSES = (1.0, 4.0)
 """Seconds before a Hub is asked again."""
@@ -117,7 +118,7 @@ def fetch_again(file: Path) -> str:
     """
     stored = file.resolve()
     if stored.parent.name != "blobs":
-        return "Fetch the checkpoint again"
+        return FETCH_AGAIN
     return f"Delete {stored}, which the Hub's cache keeps, and fetch the checkpoint again"
 
 

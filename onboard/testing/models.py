@@ -20,6 +20,7 @@ from torch import nn
 from onboard.analysis.tiny.random_weights import fill_integers, is_table
 from onboard.errors import OnboardError
 from onboard.graph.factory import default_dtype
+from onboard.hf.architecture import is_own
 from onboard.hf.codebooks import with_tokens
 from onboard.hf.expert_weights import separate_experts
 from onboard.hf.hf_model import from_config, without_missing_towers
@@ -139,8 +140,7 @@ def save_weights(model: Any, folder: Path, eager: Sequence[str] = ()) -> None:
     """Save a model of Hugging Face, without parts that text does not run where they are a repository's
     own: nothing here runs those, and code may make them as large as they are.
     """
-    own = not type(model.config).__module__.startswith("transformers.")
-    prefixes = tuple(f"{path}." for path in eager if own)
+    prefixes = tuple(f"{path}." for path in eager if is_own(model.config))
     kept = {k: v for k, v in model.state_dict().items() if not k.startswith(prefixes)}
     model.save_pretrained(folder, state_dict=kept if prefixes else None)
 

@@ -19,6 +19,7 @@ from onboard.gpu import system_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import default_dtype
 from onboard.graph.weight_load.quantised_folder import decoded_state, open_checkpoint
+from onboard.hf.architecture import is_own
 from onboard.hf.hf_model import load_reference
 from onboard.verify.quantised_inputs import quantise_inputs, round_caches
 from onboard.verify.rounding.in_float64 import InFloat64
@@ -104,7 +105,7 @@ def why_no_reference(context: TransformContext) -> str:
 
 def has_own_code(context: TransformContext) -> bool:
     """Whether a run's model is of a class that transformers has not."""
-    return not type(context.factory.config).__module__.startswith("transformers.")
+    return is_own(context.factory.config)
 
 
 def fits(context: TransformContext, dtype: torch.dtype = torch.float32) -> bool:

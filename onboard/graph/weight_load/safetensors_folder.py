@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from onboard.errors import OnboardError
-from onboard.sources.hub_errors import fetch_again
+from onboard.sources.hub_errors import FETCH_AGAIN, fetch_again
 from onboard.sources.language_part import part_of
 from onboard.untrusted.bounds import DIMENSIONS, HEADER_BYTES, INDEX_BYTES, INTEGER, read_json
 from onboard.untrusted.lfs_pointer import refuse_pointer
@@ -30,7 +30,6 @@ INDEX_FILE = "model.safetensors.index.json"
 _PIECE = 1 << 24
 """Elements of eight bits that are looked at together, as they are widened for it."""
 
-_FETCH_AGAIN = "Fetch the checkpoint again"
 _MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 """What reading fields of hostile or damaged JSON can raise."""
 _DTYPES = {
@@ -193,12 +192,12 @@ class Checkpoint:
             if stray := sorted(name for name in header if weight_map.get(name) != shard):
                 raise OnboardError(
                     f"{shard} holds {stray[0]}, which the index does not place there",
-                    hint=_FETCH_AGAIN,
+                    hint=FETCH_AGAIN,
                 )
         for name, shard in weight_map.items():
             if name not in headers[shard]:
                 raise OnboardError(
-                    f"the index places {name} in {shard}, which does not hold it", hint=_FETCH_AGAIN
+                    f"the index places {name} in {shard}, which does not hold it", hint=FETCH_AGAIN
                 )
         return {
             name: (self.folder / shard, headers[shard][name]) for name, shard in weight_map.items()
@@ -213,9 +212,7 @@ class Checkpoint:
                 hint="Do not trust it",
             )
         if not (self.folder / path).is_file():
-            raise OnboardError(
-                f"the shard {shard} is missing from {self.folder}", hint=_FETCH_AGAIN
-            )
+            raise OnboardError(f"the shard {shard} is missing from {self.folder}", hint=FETCH_AGAIN)
         return self.folder / path
 
 
