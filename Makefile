@@ -26,8 +26,9 @@ $(VENV)/.browser: $(VENV)/.done
 demo: setup
 	$(BIN)/onboard demo --root workspace
 
+# A test that waits for what never comes fails after these seconds, and holds up nobody else.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not exhaustive" tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 900 -q -m "not exhaustive" tests
 
 # As `test`, with every mutant and every case of the long searches, and pages in a headless Chromium: the system's
 # (`apt-get install chromium`), or what `playwright install chromium` brings. An hour and more.

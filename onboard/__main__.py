@@ -8,6 +8,9 @@ import sys
 def main() -> None:
     """Run the command line and exit, in one line where it is interrupted while its modules load, too."""
     try:
+        from onboard.cli.interrupts import keep_interrupts
+
+        keep_interrupts()
         from onboard.cli.main import main as run
 
         run()

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +174,12 @@ def test_a_second_watcher_says_who_watches_and_ends(
     question = hub.say("alice", "Is the attention gqa?")
     command = [sys.executable, "-m", "onboard", "pr", "watch", MODEL, "--root", str(root)]
     environment = os.environ | {"GH_TOKEN": TOKEN}
-    with subprocess.Popen(
-        [*command, "--interval", "0.2"], env=environment, stderr=subprocess.PIPE, text=True
-    ) as first:
+    with (
+        subprocess.Popen(
+            [*command, "--interval", "0.2"], env=environment, stderr=subprocess.PIPE, text=True
+        ) as first,
+        killed_where_it_fails(first),
+    ):
         until(lambda: any(f"comment-{question}" in text for text in hub.texts()))
         found = current_watcher(root / ".onboard" / "org--tiny")
         assert found is not None
@@ -192,6 +197,16 @@ def test_a_second_watcher_says_who_watches_and_ends(
         assert first.stderr is not None
         assert TOKEN not in first.stderr.read()
     assert sum("answers comment-" in text for text in hub.texts()) == 2
+
+
+@contextmanager
+def killed_where_it_fails(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Or the end of `with Popen` waits for a process that nobody ends."""
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
 
 
 def until(holds: Any, seconds: float = 40.0) -> None:
