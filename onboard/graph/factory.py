@@ -22,6 +22,7 @@ from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.export.config_windows import windowless_layer
 from onboard.graph.undocumented import undocumented_classes
+from onboard.graph.weight_load.computed_tables import saved_tables
 from onboard.hf.architecture import decoder_config, is_own, text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.config_layers import cut_layers, read_layers
@@ -172,6 +173,19 @@ class ModelFactory:
         with parameters_on(torch.device(device), self.dtype):
             model = self._generated_model() if self.mode == "graph" else self._hf_model()
         return model.eval().requires_grad_(False)
+
+    @cached_property
+    def computed_tables(self) -> dict[str, torch.Tensor]:
+        """The buffers that checkpoints have, too, as the generated model computes them of the
+        checkpoint's own config: with all its layers, where the run has fewer.
+        """
+        kwargs = {
+            key: value for key, value in self.model_kwargs.items() if key != "num_hidden_layers"
+        }
+        whole = ModelFactory(
+            self.checkpoint, root=self.root, dtype=self.dtype, model_kwargs=kwargs, mode="graph"
+        )
+        return saved_tables(whole.build_model())
 
     def example_inputs(self) -> dict[str, torch.Tensor]:
         """Return `input_ids` and `position_ids` [3, 11] int64 on the CPU, keyed by argument

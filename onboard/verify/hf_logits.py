@@ -18,6 +18,7 @@ from onboard.errors import OnboardError
 from onboard.gpu import system_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import default_dtype
+from onboard.graph.weight_load.computed_tables import saved_tables, take_computed
 from onboard.graph.weight_load.quantised_folder import decoded_state, open_checkpoint
 from onboard.hf.architecture import is_own
 from onboard.hf.hf_model import load_reference
@@ -167,6 +168,7 @@ def _run_layer_by_layer(
         quantise_inputs(model, context)
         round_caches(model, context)
     parts = LayerByLayer(model, open_checkpoint(factory.checkpoint), context.device, rounding)
+    _as_computed(model, context)
     if dtype != torch.float64:
         calls = [partial(_rows, asked=each, device=context.device) for each in asked]
         with _exact_products():
@@ -216,7 +218,17 @@ def load_model(context: TransformContext, dtype: torch.dtype) -> Any:
         raise OnboardError(
             f"transformers finds no {missing[0]} in {folder}", hint="Fetch the checkpoint again"
         )
+    _as_computed(model, context)
     return model.to(context.device).eval()
+
+
+def _as_computed(model: nn.Module, context: TransformContext) -> None:
+    """Give transformers' model the tables that its constructor computes where the checkpoint has their
+    roundings, as the run of the generated model has them; roundings of what is there are evidence
+    that both compute the same.
+    """
+    if context.factory.mode == "graph":
+        take_computed(saved_tables(model), lambda: context.factory.computed_tables)
 
 
 def model_logits(model: nn.Module, asked: Sequence[Asked]) -> list[torch.Tensor]:

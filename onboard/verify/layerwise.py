@@ -26,6 +26,7 @@ from transformers.core_model_loading import (
 from transformers.modeling_utils import LoadStateDictConfig
 
 from onboard.errors import OnboardError
+from onboard.graph.weight_load.computed_tables import saved_tables
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 
 Rounding = Callable[[str, torch.Tensor], torch.Tensor]
@@ -55,6 +56,8 @@ class LayerByLayer:
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(device)
+        self._tables = set(saved_tables(model))
+        self._load_tables()
         inside = {name for path in self.units for name in self._names(path)}
         self._load([name for name, _ in model.named_parameters() if name not in inside])
 
@@ -117,6 +120,12 @@ class LayerByLayer:
         return found
 
     @torch.inference_mode()
+    def _load_tables(self) -> None:
+        """Read the buffers that the checkpoint has: they are kept, whatever layer they are of."""
+        files = [file for name in sorted(self._tables) for file in self._files.get(name, ())]
+        _read(self.model, {file: self.checkpoint.read(file) for file in files}, self.device)
+
+    @torch.inference_mode()
     def _load(self, names: Sequence[str]) -> None:
         """Read parameters; a tied one by way of the one that the checkpoint has."""
         sources = {
@@ -126,7 +135,7 @@ class LayerByLayer:
         files = [
             file
             for target in self._files
-            if target.rpartition(".")[0] in modules
+            if target.rpartition(".")[0] in modules and target not in self._tables
             for file in self._files[target]
         ]
         _read(self.model, {file: self.checkpoint.read(file) for file in files}, self.device)

@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 from onboard.graph.cache_init.interface import cache_dtype
 from onboard.graph.context import TransformContext
 from onboard.graph.export.hf_attention import configs
-from onboard.graph.weight_load.cache_scales import scales_of
 from onboard.graph.weight_load.experts.quantised_mixtures import EXPERT_KEYS
-from onboard.graph.weight_load.input_scales import how_inputs_are_quantised
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quantised_checkpoint
 from onboard.graph.weight_load.quantised_linears import EIGHT_BIT_KEYS
+from onboard.graph.weight_load.scales.cache_scales import scales_of
+from onboard.graph.weight_load.scales.input_scales import how_inputs_are_quantised
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
 from onboard.ops.attention.stored import as_cached
 from onboard.ops.integers.int8_linear import quantise_int8_rows

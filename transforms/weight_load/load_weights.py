@@ -20,6 +20,7 @@ from onboard.graph.transform import (
     TransformInfo,
     register_transform,
 )
+from onboard.graph.weight_load.computed_tables import take_computed
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import (
     CACHE_SCALE,
@@ -44,6 +45,7 @@ from onboard.graph.weight_load.weight_sources import (
 from onboard.graph.weight_load.weight_stream import Load, stream
 
 if TYPE_CHECKING:
+    from onboard.graph.factory import ModelFactory
     from onboard.graph.weight_load.converted import ConvertedCheckpoint
 
 _RANDOM_SCALE = 0.02  # the usual `initializer_range`
@@ -142,13 +144,36 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
                 else:
                     _read(checkpoint, found[part], view, device)
             _place(gm, names, parameter)
-        for name in found.keys() & set(buffers):
-            _read(checkpoint, found[name], gm.get_buffer(name), device)
+        tables = {name: gm.get_buffer(name) for name in buffers if name in found}
+        made = {name: table.clone() for name, table in tables.items()}
+        for name, table in tables.items():
+            _read(checkpoint, found[name], table, device)
+        context.facts.extend(_as_computed(tables, made, context.factory))
         for weight, forms in coded.items():
             read_forms(checkpoint, found, forms, device, plan.shares.get(weight))
         _read_later(later)
         direct = sum(load.target.nbytes for _, load in later)
         return direct + getattr(checkpoint, "bytes_read", 0)
+
+
+def _as_computed(
+    tables: Mapping[str, torch.Tensor], made: Mapping[str, torch.Tensor], factory: ModelFactory
+) -> list[str]:
+    """Write over roundings what the model file computes, which `made` has for a model with all its
+    layers; return facts about them.
+    """
+    if factory.mode != "graph":
+        return []
+
+    def computed() -> Mapping[str, torch.Tensor]:
+        return factory.computed_tables if "num_hidden_layers" in factory.model_kwargs else made
+
+    rounded = take_computed(tables, computed)
+    more = f" (and {len(rounded) - 1} more)" if len(rounded) > 1 else ""
+    return [
+        f"the checkpoint has {name}{more} rounded: taken as the model computes it"
+        for name in rounded[:1]
+    ]
 
 
 def _is_shared(gm: nn.Module, names: Sequence[str], shared: Mapping[str, nn.Parameter]) -> bool:

@@ -14,9 +14,9 @@ from onboard.graph.transform import (
     register_transform,
     skipped,
 )
-from onboard.graph.weight_load.cache_scales import scale_caches
 from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 from onboard.graph.weight_load.quantised_linears import names_in_checkpoint
+from onboard.graph.weight_load.scales.cache_scales import scale_caches
 
 
 @register_transform("quantize_kv_cache_from_config")

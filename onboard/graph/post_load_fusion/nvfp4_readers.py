@@ -13,10 +13,10 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, replace_with
 from onboard.graph.new_nodes import insert_call, read_parameter
-from onboard.graph.weight_load.input_scales import plan_input_scale
 from onboard.graph.weight_load.parameters import mark_loaded, weight_plan
 from onboard.graph.weight_load.quantised_folder import quantised_checkpoint
 from onboard.graph.weight_load.quantised_linears import names_in_checkpoint
+from onboard.graph.weight_load.scales.input_scales import plan_input_scale
 from onboard.ops.codes.nvfp4_codes import GROUP
 
 _ops = torch.ops.onboard

@@ -17,9 +17,9 @@ from onboard.graph.new_nodes import insert_call, read_parameter
 from onboard.graph.quantise.four_bit_parts import LINEARS as FOUR_BITS
 from onboard.graph.quantise.four_bit_parts import zero_dtype
 from onboard.graph.quantise.schemes import Schemes, group_of
-from onboard.graph.weight_load.input_scales import how_inputs_are_quantised, plan_input_scale
 from onboard.graph.weight_load.parameters import Form, Joined, Part, set_parameter, weight_plan
 from onboard.graph.weight_load.quantised_linears import joined_weights, replace_linears
+from onboard.graph.weight_load.scales.input_scales import how_inputs_are_quantised, plan_input_scale
 from onboard.ops.four_bits.four_bits import RUN, WORDS
 from onboard.quantised.weight import QuantisedWeight
 

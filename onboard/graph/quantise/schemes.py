@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onboard.graph.quantise.kernel_forms import has_kernels
-from onboard.graph.weight_load.input_scales import how_inputs_are_quantised
+from onboard.graph.weight_load.scales.input_scales import how_inputs_are_quantised
 from onboard.quantised.layouts.integers import groups_of_inputs
 from onboard.quantised.weight import QuantisedWeight
 

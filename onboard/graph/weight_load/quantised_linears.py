@@ -24,11 +24,6 @@ from onboard.graph.quantise.weights_to_encode import (
     weights_to_encode,
 )
 from onboard.graph.weight_load.gemm_fusion import LINEARS, private_parameters, write_out
-from onboard.graph.weight_load.input_scales import (
-    InputScales,
-    how_inputs_are_quantised,
-    plan_input_scale,
-)
 from onboard.graph.weight_load.parameters import (
     CACHE_SCALE,
     Form,
@@ -40,6 +35,11 @@ from onboard.graph.weight_load.parameters import (
     weight_plan,
 )
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, quantised_checkpoint
+from onboard.graph.weight_load.scales.input_scales import (
+    InputScales,
+    how_inputs_are_quantised,
+    plan_input_scale,
+)
 from onboard.graph.weight_load.weight_sources import find_sources
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.weight import QuantisedWeight

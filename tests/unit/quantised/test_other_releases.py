@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from onboard.errors import OnboardError
-from onboard.graph.weight_load.cache_scales import scales_of
 from onboard.graph.weight_load.quantised_folder import QuantisedCheckpoint, open_checkpoint
+from onboard.graph.weight_load.scales.cache_scales import scales_of
 from onboard.workflow.checkpoint.parameter_count import build_on_meta
 from onboard.workflow.checkpoint.usable_weights import check_fit
 from tests.support import quantised

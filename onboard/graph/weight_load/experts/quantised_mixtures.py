@@ -18,8 +18,8 @@ from onboard.graph.quantise.four_bit_parts import zero_dtype
 from onboard.graph.quantise.kernel_forms import has_kernels
 from onboard.graph.weight_load.experts.expert_stacks import free
 from onboard.graph.weight_load.experts.mixture_stacks import Mixture, Stack, mixtures
-from onboard.graph.weight_load.input_scales import InputScales, how_inputs_are_quantised
 from onboard.graph.weight_load.parameters import Form, Joined, Part, set_parameter, weight_plan
+from onboard.graph.weight_load.scales.input_scales import InputScales, how_inputs_are_quantised
 from onboard.ops.four_bits.four_bits import RUN, WORDS
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.quantised.weight import QuantisedWeight

@@ -16,8 +16,8 @@ from onboard import LLM
 from onboard.errors import OnboardError
 from onboard.graph.cache_init.interface import cache_dtype
 from onboard.graph.context import TransformContext
-from onboard.graph.weight_load.cache_scales import scales_of
 from onboard.graph.weight_load.quantised_folder import asks_for_float8_cache
+from onboard.graph.weight_load.scales.cache_scales import scales_of
 from tests.support import quantised
 from tests.support.graph.harness import settled_config
 
