@@ -18,6 +18,7 @@ from onboard.errors import OnboardError
 from onboard.graph.factory import overridden
 from onboard.hf.hf_model import build_reference
 from onboard.verify.hf_logits import Asked
+from onboard.verify.quantised_inputs import LayerInputs, quantise_linears
 from onboard.verify.rounding.in_float64 import InFloat64
 
 
@@ -44,6 +45,8 @@ class Order(BaseModel):
     """The rows in float64 and no others, of a run in float32."""
     overrides: dict[str, int]
     """Fields of the config, as those of a run with fewer layers."""
+    inputs: dict[str, LayerInputs] = {}
+    """How the run quantises what linear layers are given, by the name of their weight."""
 
 
 @torch.inference_mode()
@@ -57,6 +60,7 @@ def write_logits(config: Mapping[str, Any], order: Order, output: BinaryIO) -> i
     if dtype != torch.float32:
         model = _loaded(config, order.overrides, read, dtype, rounded)
         rounded = {name: weight.dtype for name, weight in model.named_parameters()}
+        quantise_linears(model, order.inputs)
         _write(model, order, output)
         del model
     if order.in_float64:

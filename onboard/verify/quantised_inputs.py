@@ -5,7 +5,7 @@ with keys and values rounded as a run's caches hold them: their error is what ou
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any
@@ -39,50 +39,80 @@ def quantise_inputs(model: nn.Module, context: TransformContext) -> int:
     do; return how many layers and mixtures.
     """
     quantised = _quantised(model, context)
-    for name, inputs in quantised.items():
-        module = model.get_submodule(name.removesuffix(".weight"))
-        if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(_quantising(inputs))
+    quantise_linears(model, quantised)
     return len(quantised) + _quantise_experts(model, context)
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class LayerInputs:
     """How a layer's inputs are quantised, and their scale where they have one."""
 
     how: str
-    scale: torch.Tensor | None
+    scale: float | None
     dtype: str
 
     def near(self, x: torch.Tensor) -> torch.Tensor:
         """Return what rows become."""
-        scale = None if self.scale is None else self.scale.to(x.device)
+        scale = None if self.scale is None else torch.tensor([self.scale], device=x.device)
         if self.dtype == "int8":
             codes, scales = quantise_int8_rows(x, scale)
             return codes.float() * scales[:, None]
         return dequantised(*quantise_rows(x, self.how, scale))
 
 
-def _quantised(model: nn.Module, context: TransformContext) -> dict[str, _Inputs]:
+def quantise_linears(model: nn.Module, quantised: Mapping[str, LayerInputs]) -> None:
+    """Let the linear layers of `model` that have these weights quantise their inputs."""
+    for name, inputs in quantised.items():
+        module = model.get_submodule(name.removesuffix(".weight"))
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(_quantising(inputs))
+
+
+def quantised_inputs(context: TransformContext) -> dict[str, LayerInputs]:
+    """Return the weights of a checkpoint whose layers the run computes with eight-bit inputs, as its
+    files name them, those of experts with them, and how these are quantised.
+    """
+    if not _has_match(context, (*EIGHT_BIT_KEYS, *EXPERT_KEYS)):
+        return {}
+    if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
+        return {}
+    found = {
+        name: _inputs_of(weight, checkpoint)
+        for name, weight in checkpoint.weights.items()
+        if name.endswith(".weight")
+    }
+    return {name: each for name, each in found.items() if each.how}
+
+
+def _has_match(context: TransformContext, keys: Sequence[str]) -> bool:
+    """Whether one of these transforms changed something."""
+    return any(entry.key in keys and entry.num_matches for entry in context.history)
+
+
+def _inputs_of(weight: QuantisedWeight, checkpoint: QuantisedCheckpoint) -> LayerInputs:
+    how = how_inputs_are_quantised(weight)
+    scale = checkpoint.input_scale(weight) if how == "tensor" else None
+    return LayerInputs(how, scale, weight.activations.dtype)
+
+
+def _quantised(model: nn.Module, context: TransformContext) -> dict[str, LayerInputs]:
     """Return the weights of `model` whose layers the run computes with eight-bit inputs, and how
     these are quantised.
     """
-    if not any(entry.key in EIGHT_BIT_KEYS and entry.num_matches for entry in context.history):
+    if not _has_match(context, EIGHT_BIT_KEYS):
         return {}
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return {}
     stored = match_names(list(model.state_dict()), checkpoint.names(), module_renaming(model))
-    quantised = {}
-    for name, each in stored.items():
-        weight = checkpoint.weights.get(each)
-        if weight is not None and name.endswith(".weight"):
-            how = how_inputs_are_quantised(weight)
-            scale = torch.tensor([checkpoint.input_scale(weight)]) if how == "tensor" else None
-            quantised[name] = _Inputs(how, scale, weight.activations.dtype)
-    return {name: each for name, each in quantised.items() if each.how}
+    found = {
+        name: _inputs_of(checkpoint.weights[each], checkpoint)
+        for name, each in stored.items()
+        if each in checkpoint.weights and name.endswith(".weight")
+    }
+    return {name: each for name, each in found.items() if each.how}
 
 
-def _quantising(quantised: _Inputs) -> Any:
+def _quantising(quantised: LayerInputs) -> Any:
     def quantise(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         x = inputs[0]
         rows = quantised.near(x.reshape(-1, x.shape[-1]))
@@ -97,7 +127,7 @@ def _quantise_experts(model: nn.Module, context: TransformContext) -> int:
 
     Only modules with stacked weights are changed; in others experts are linear layers.
     """
-    if not any(entry.key in EXPERT_KEYS and entry.num_matches for entry in context.history):
+    if not _has_match(context, EXPERT_KEYS):
         return 0
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return 0
@@ -186,8 +216,8 @@ class _QuantisedInputs(TorchFunctionMode):
 
     def _quantised(self, name: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         expert = weight.storage_offset() // weight.numel()
-        scale = self.scales[name][expert] if name in self.scales else None
-        return _Inputs(self.how, scale, self.dtype).near(x).to(x.dtype)
+        scale = float(self.scales[name][expert]) if name in self.scales else None
+        return LayerInputs(self.how, scale, self.dtype).near(x).to(x.dtype)
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -23,7 +23,7 @@ from tests.support.checkpoints import edit_config, save_checkpoint, tree
 from tests.support.drawing import some_of
 from tests.support.escapes import ATTEMPTS
 from tests.support.hostile import places_of, put_attempts
-from tests.support.remote_models import CODE, save_remote
+from tests.support.remote_models import CODE, quantise_in_blocks, save_remote
 from tests.support.walls import consent, standing, take_away
 
 STYLES = ["fused2023", "biased2023", "slopes2023", "trunk2023", "moe2024", "modern"]
@@ -62,6 +62,22 @@ def test_a_model_is_onboarded_with_consent_and_refused_without(
         assert {"prefill", "cached decode"} <= {
             check["what"] for check in run_of["comparison"]["checks"]
         }
+
+
+@pytest.mark.slow
+def test_quantised_weights_are_compared_with_the_repository_s_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose class reads no codes: it is given what they decode to."""
+    style = "moe2024"
+    checkpoint, root = save_remote(style, tmp_path / style), tmp_path / "root"
+    quantise_in_blocks(checkpoint)
+    command = [str(checkpoint), "--root", str(root), "--device", "cpu", "--until", "run"]
+    assert run([*command, *consent()]) == 0, capsys.readouterr().err
+    runs = json.loads((root / ".onboard" / style / "run.json").read_text())["runs"]
+    for run_of in runs.values():
+        assert any("in fp8" in fact for fact in run_of["facts"])
+        assert run_of["comparison"]["beside"] == "the repository's own code", run_of["facts"]
 
 
 @pytest.mark.parametrize("style", some_of(["biased2023", "modern"], always=(), by_chance=1))

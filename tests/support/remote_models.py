@@ -7,6 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
 from tests.support.checkpoints import save_tokenizer
 from tests.support.warm import run_program
 
@@ -43,3 +47,39 @@ def save_remote(style: str, folder: Path, **fields: Any) -> Path:
     shutil.rmtree(saved)
     save_tokenizer(folder)
     return folder
+
+
+def quantise_in_blocks(folder: Path) -> dict[str, torch.Tensor]:
+    """Give a checkpoint in one file FP8 weights in blocks of 128 x 128, as released mixtures have them;
+    return the values of all its weights by name, float32.
+    """
+    [path] = folder.glob("*.safetensors")
+    stored: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(path).items():
+        is_linear = tensor.ndim == 2 and "proj" in name
+        parts = _in_blocks(tensor.float()) if is_linear else None
+        values[name] = tensor.float() if parts is None else parts[2]
+        stored[name] = tensor if parts is None else parts[0]
+        if parts is not None:
+            stored[f"{name}_scale_inv"] = parts[1]
+    save_file(stored, path, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return values
+
+
+def _in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes, scales [row blocks, column blocks] and values."""
+    rows, columns = weight.shape
+    padded = F.pad(weight, (0, -columns % 128, 0, -rows % 128))
+    blocks = padded.unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+    scales = blocks.abs().amax((1, 3)) / 448
+    spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns]
+    codes = (weight / spread).to(torch.float8_e4m3fn)
+    return codes, scales, codes.float() * spread

@@ -25,6 +25,7 @@ from torch import nn
 
 from onboard.errors import ConsentRequiredError, OnboardError, UsageError
 from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.graph.weight_load.stored_places import open_files
 from onboard.hub import read_config
@@ -163,8 +164,8 @@ class _MediaSession:
         self._files = ExitStack()  # what is open as long as this
         self._pixels, self._rows = _shared(self._files), _shared(self._files)
         with ExitStack() as stack:
-            checkpoint = Checkpoint(part.whole)
-            weights, stored = open_files(checkpoint, stack)
+            checkpoint = open_checkpoint(part.whole)
+            weights, stored = open_files(checkpoint, stack, _beside(checkpoint, part))
             code = small_files(part.whole)
             files = _vocabularies(part.whole, code, stack)
             passed = [self._pixels.fileno(), self._rows.fileno(), *weights, *files.values()]
@@ -259,6 +260,17 @@ def _vocabularies(folder: Path, code: Mapping[str, str], stack: ExitStack) -> di
             VOCABULARY_BYTES.check(path.stat().st_size, path)
             found[path.name] = stack.enter_context(path.open("rb")).fileno()
     return found
+
+
+def _beside(checkpoint: Checkpoint, part: LanguagePart) -> list[str]:
+    """Return the tensors beside the language model's, and those of it that need no decoding, as its
+    embedding.
+    """
+    return [
+        name
+        for name in checkpoint.names()
+        if not name.startswith(part.prefix) or checkpoint.is_stored(name)
+    ]
 
 
 def _limits(checkpoint: Checkpoint, part: LanguagePart) -> Any:

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,14 +19,19 @@ import torch
 from onboard.errors import OnboardError
 from onboard.gpu import gigabytes, system_memory
 from onboard.graph.context import TransformContext
-from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.graph.weight_load.quantised_folder import open_checkpoint
+from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.graph.weight_load.stored_places import open_files
 from onboard.hub import read_config
 from onboard.verify.hf_logits import Asked, Reference
+from onboard.verify.quantised_inputs import quantised_inputs
 from onboard.workflow.remote.code_session import LIMITS, Session, agree
 from onboard.workflow.remote.handed import small_files
 from onboard.workflow.remote.messages import REPLIES
+from onboard.workflow.remote.sandbox import Limits
 
+_OF_LIST = re.compile(r"(.*?)\.(\d+)\.")
+"""A tensor of a list of modules: the list's path, and the index."""
 _MEMORY_SHARE = 0.8
 _SECONDS = 3600.0
 """Two passes over a model that fits in memory, on its processor."""
@@ -53,12 +61,14 @@ def _written(
     """Return the rows of all texts of each pass: in float64, or in the run's dtype and in
     float32.
     """
-    places = Checkpoint(context.factory.checkpoint)
+    checkpoint = open_checkpoint(context.factory.checkpoint)
+    names = _wanted(checkpoint, context)
     folder, dtype = context.factory.checkpoint, torch.float64 if in_float64 else torch.float32
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
-        files, stored = open_files(places, stack)
-        session = stack.enter_context(_session(places, [output.fileno(), *files], dtype))
+        limits = _limits([checkpoint.names()[name] for name in names], dtype)
+        files, stored = open_files(checkpoint, stack, names)
+        session = stack.enter_context(_session(limits, [output.fileno(), *files]))
         agree(session, unsandboxed=unsandboxed)
         session.give(read_config(folder), small_files(folder))
         order = {**_order(context, asked, stored), "in_float64": in_float64}
@@ -80,18 +90,53 @@ def _order(
         "stored": stored,
         "dtype": str(context.dtype).removeprefix("torch."),
         "overrides": context.factory.model_kwargs,
+        "inputs": {
+            name: asdict(each)
+            for name, each in quantised_inputs(context).items()
+            if name in stored and context.dtype != torch.float32
+        },
     }
 
 
-@contextmanager
-def _session(places: Checkpoint, files: Sequence[int], dtype: torch.dtype) -> Iterator[Session]:
-    """A child with these files open, and with memory for the weights in a dtype."""
-    needed = dtype.itemsize * sum(math.prod(meta.shape) for meta in places.names().values())
+def _wanted(checkpoint: Checkpoint, context: TransformContext) -> list[str]:
+    """Return the tensors that the class may read: in a run with fewer layers none of those that are
+    left out.
+    """
+    names, kept = list(checkpoint.names()), context.factory.model_kwargs.get("num_hidden_layers")
+    if kept is None:
+        return names
+    ours = _lists(context.factory.build_model().state_dict())
+    layers = {path: indices for path, indices in ours.items() if len(indices) == kept}
+    return [
+        name
+        for name in names
+        if not (found := _OF_LIST.match(name))
+        or found[1] not in layers
+        or int(found[2]) in layers[found[1]]
+    ]
+
+
+def _lists(names: Iterable[str]) -> dict[str, set[int]]:
+    """Return the outermost lists of modules that tensors are of, and the indices in them."""
+    lists: dict[str, set[int]] = defaultdict(set)
+    for found in filter(None, map(_OF_LIST.match, names)):
+        lists[found[1]].add(int(found[2]))
+    return lists
+
+
+def _limits(tensors: Iterable[TensorMeta], dtype: torch.dtype) -> Limits:
+    """Return the limits of a child with memory for these weights in a dtype."""
+    needed = dtype.itemsize * sum(math.prod(meta.shape) for meta in tensors)
     if needed > _MEMORY_SHARE * system_memory().free:
         named = str(dtype).removeprefix("torch.")
         raise OnboardError(f"its weights need {gigabytes(needed)} GB of memory in {named}")
     wide = LIMITS.gibibytes + needed / 2**30
-    limits = LIMITS.model_copy(update={"gibibytes": wide, "seconds": _SECONDS})
+    return LIMITS.model_copy(update={"gibibytes": wide, "seconds": _SECONDS})
+
+
+@contextmanager
+def _session(limits: Limits, files: Sequence[int]) -> Iterator[Session]:
+    """A child with these files open."""
     session = Session(f"reference {os.getpid()}", limits, files)
     try:
         yield session
