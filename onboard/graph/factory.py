@@ -23,7 +23,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.export.config_windows import windowless_layer
 from onboard.graph.undocumented import undocumented_classes
 from onboard.graph.weight_load.computed_tables import saved_tables
-from onboard.hf.architecture import decoder_config, is_own, text_config
+from onboard.hf.architecture import decoder_config, is_own, refuse_own_code, text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.config_layers import cut_layers, read_layers
 from onboard.hf.json_floats import json_floats
@@ -250,6 +250,7 @@ class ModelFactory:
         Its towers attend by torch's function where they can: written out, the scores of a large
         image take memory by the square of its size. The text model shows its masks.
         """
+        refuse_own_code(self.config)
         towers = [name for name in self.config.sub_configs if not self._is_text(name)]
         fused = {"": "eager", **dict.fromkeys(towers, "sdpa")}
         with parameters_on(torch.device("meta"), self.dtype):
@@ -272,6 +273,7 @@ class ModelFactory:
         return path
 
     def _hf_model(self) -> nn.Module:
+        refuse_own_code(self.config)
         attention = self.model_kwargs.get("attn_implementation", "eager")
         try:
             model = _build_reference(self.config, dtype=self.dtype, attn_implementation=attention)

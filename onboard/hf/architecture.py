@@ -14,7 +14,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UsageError
 from onboard.hf.parsed_code import parsed_code
 
 
@@ -23,6 +23,18 @@ def is_own(config: PretrainedConfig) -> bool:
     for it.
     """
     return not type(config).__module__.startswith("transformers.")
+
+
+def refuse_own_code(config: PretrainedConfig) -> None:
+    """Raise `UsageError` for a model whose code is its repository's: a class of transformers of the
+    same name may be another model.
+    """
+    if is_own(config):
+        raise UsageError(
+            f"{config.model_type} is what its repository's code makes of it, which no class of "
+            "transformers stands for",
+            hint="Use mode graph, and compare it with that code: onboard verify --trust-remote-code",
+        )
 
 
 def causal_lm_class(config: PretrainedConfig) -> Any:

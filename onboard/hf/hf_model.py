@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from onboard.errors import OnboardError
-from onboard.hf.architecture import causal_lm_class
+from onboard.hf.architecture import causal_lm_class, refuse_own_code
 from onboard.hf.codebooks import with_tokens
 from onboard.untrusted.bounds import bounded_modules
 
@@ -119,7 +119,11 @@ def load_reference(
 
     `state` has the weights where the folder's are quantised: as an unquantised folder would have
     them.
+
+    Raises:
+        UsageError: the model's code is of a repository.
     """
+    refuse_own_code(config)
     with without_missing_towers():
         loaded = _load(causal_lm_class(config), config, folder, state, kwargs)
     _of_any_size(with_tokens(loaded[0] if isinstance(loaded, tuple) else loaded))

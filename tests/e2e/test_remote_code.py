@@ -78,6 +78,39 @@ def test_quantised_weights_are_compared_with_the_repository_s_code(
     for run_of in runs.values():
         assert any("in fp8" in fact for fact in run_of["facts"])
         assert run_of["comparison"]["beside"] == "the repository's own code", run_of["facts"]
+    where = [str(checkpoint), "--root", str(root), "--device", "cpu"]
+    capsys.readouterr()
+    assert run(["verify", *where]) == 3
+    assert "--trust-remote-code" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_verify_compares_with_the_repository_s_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    style = random.choice(STYLES)
+    print(style)
+    checkpoint, root = save_remote(style, tmp_path / style), tmp_path / "root"
+    where = [str(checkpoint), "--root", str(root), "--device", "cpu", *consent()]
+    assert run([*where, "--until", "register"]) == 0
+    assert run(["verify", *where]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.endswith("passed\n")
+
+
+@pytest.mark.slow
+def test_no_other_class_stands_for_code_of_a_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor one of transformers that has its name: a model file's config is none of transformers'."""
+    checkpoint, root = save_remote("modern", tmp_path / "modern"), tmp_path / "root"
+    where = [str(checkpoint), "--root", str(root), "--device", "cpu"]
+    assert run([*where, *consent(), "--until", "generate"]) == 0
+    edit_config(checkpoint, architectures=["LlamaForCausalLM"])
+    capsys.readouterr()
+    for mode in ("hf", "transformers"):
+        assert run(["run", *where, "--mode", mode, "--token-ids", "1,2"]) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "no class of transformers stands for" in said
 
 
 @pytest.mark.parametrize("style", some_of(["biased2023", "modern"], always=(), by_chance=1))

@@ -11,13 +11,23 @@ import typer
 from onboard.cli import options
 from onboard.cli.model_argument import check_config, registered_names, say_division
 from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
+from onboard.cli.prompting.media_options import Unsandboxed
 from onboard.cli.result import Result
 from onboard.cli.setting_options import settings_of
 from onboard.cli.terminal import one_line
 from onboard.errors import OnboardError
+from onboard.untrusted.consent import Consent
 
 if TYPE_CHECKING:
     from onboard.verify.transforms.stages import VerifyReport
+
+_TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Compare a model that has code of its own with that, in a sandbox.",
+    ),
+]
 
 
 def verify(
@@ -34,11 +44,13 @@ def verify(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the random prompts.", show_default="random")
     ] = None,
+    trust_remote_code: _TrustRemoteCode = False,
+    unsandboxed: Unsandboxed = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> Result | int:
-    """Compare with transformers after every transform.
+    """Compare with transformers, or the repository's code, after every transform.
 
     Compares the logits of prefill, chunked prefill, and cached and batched decode, eager and
     compiled. Exit code 1 if they differ.
@@ -60,6 +72,7 @@ def verify(
             config=config,
             seed=seed,
             settings=settings,
+            consent=Consent(trust_remote_code, unsandboxed),
             **overrides,
         )
     if as_json:
@@ -78,11 +91,15 @@ def _failure(report: VerifyReport) -> OnboardError | None:
 
 
 def _verify(
-    model: str, on_check: Callable[[VerifyReport], None] | None, **settings: Any
+    model: str,
+    on_check: Callable[[VerifyReport], None] | None,
+    consent: Consent,
+    **settings: Any,
 ) -> VerifyReport:
     from onboard.verify.transforms.stages import verify_model
+    from onboard.workflow.remote.own_reference import references_by
 
-    return verify_model(model, on_check=on_check, **settings)
+    return verify_model(model, on_check=on_check, references=references_by(consent), **settings)
 
 
 _WAYS = {

@@ -20,11 +20,14 @@ from onboard.graph.transform import BaseTransform
 from onboard.runtime.ranks.leading import LedRanks, led_ranks
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.verify.error import rmse_ratio
-from onboard.verify.hf_logits import Asked, reference_logits
+from onboard.verify.hf_logits import Asked, Reference, reference_logits
 from onboard.verify.seeds import fresh_seed
 from onboard.verify.tolerances import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
 from onboard.verify.transforms.trial import Trial, follow_trial, matched
 from onboard.verify.ways import Prompt
+
+References = Callable[[TransformContext, Sequence[Asked]], Reference]
+"""Computes the logits that a run is compared with."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def verify_model(
     transforms: Sequence[BaseTransform[Any]] | None = None,
     on_check: Callable[[VerifyReport], None] | None = None,
     settings: Mapping[str, Any] | None = None,
+    references: References = reference_logits,
 ) -> VerifyReport:
     """Run the pipeline and check the model after every transform, on random prompts of different
     lengths.
@@ -106,7 +110,8 @@ def verify_model(
     one all ranks run the pipeline, and from the stage sharding on each its share.
 
     Arguments as for `LLM`; `transforms` replaces the pipeline of one rank, `on_check` is called
-    with the report as it is after each transform.
+    with the report as it is after each transform, and `references` computes what is compared with:
+    transformers' own model does, where nothing else is given.
     """
     folder = Path.cwd() if root is None else Path(root).expanduser()
     overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend, "mode": mode}
@@ -126,7 +131,7 @@ def verify_model(
     ranks = led_ranks(checkpoint, runtime, root=folder, model=str(model), must=asked)
     with nullcontext() if ranks is None else closing(ranks):
         trial = Trial(checkpoint, runtime, folder, str(model), seed)
-        report, observe = _checked(trial, str(model), seed, on_check)
+        report, observe = _checked(trial, str(model), seed, on_check, references)
         with nullcontext() if ranks is None else _followed(ranks, trial, seed):
             trial.run(observe, transforms)
     return report
@@ -143,11 +148,15 @@ def _followed(ranks: LedRanks, trial: Trial, seed: int) -> Iterator[None]:
 
 
 def _checked(
-    trial: Trial, model: str, seed: int, on_check: Callable[[VerifyReport], None] | None
+    trial: Trial,
+    model: str,
+    seed: int,
+    on_check: Callable[[VerifyReport], None] | None,
+    references: References,
 ) -> tuple[VerifyReport, Observer]:
     """Return an empty report, and the observer that fills it."""
     context = trial.context
-    reference, reference_error = _reference(context, trial.prompts)
+    reference, reference_error = _reference(context, trial.prompts, references)
     report = VerifyReport(
         model=model,
         device=str(context.device),
@@ -175,12 +184,12 @@ def _checked(
 
 
 def _reference(
-    context: TransformContext, prompts: Sequence[Prompt]
+    context: TransformContext, prompts: Sequence[Prompt], references: References
 ) -> tuple[list[torch.Tensor], float]:
-    """Return transformers' logits for each prompt in float32, and the error of its own run in the
-    context's dtype.
+    """Return the other implementation's logits for each prompt in float32, and the error of its own
+    run in the context's dtype.
     """
-    reference = reference_logits(context, [Asked.whole(prompt) for prompt in prompts])
+    reference = references(context, [Asked.whole(prompt) for prompt in prompts])
     return reference.exact, _worst(reference.own, reference.exact) if reference.own else 0.0
 
 

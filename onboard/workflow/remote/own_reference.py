@@ -9,21 +9,22 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from onboard.errors import OnboardError
+from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import gigabytes, system_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.graph.weight_load.stored_places import open_files
 from onboard.hub import read_config
-from onboard.verify.hf_logits import Asked, Reference
+from onboard.untrusted.consent import Consent
+from onboard.verify.hf_logits import Asked, Reference, has_own_code, reference_logits
 from onboard.verify.quantised_inputs import quantised_inputs
 from onboard.workflow.remote.code_session import LIMITS, Session, agree
 from onboard.workflow.remote.handed import small_files
@@ -53,6 +54,25 @@ def own_logits(
         "the repository's own code",
         lambda: _written(context, asked, unsandboxed, in_float64=True)[0],
     )
+
+
+def references_by(consent: Consent) -> Callable[[TransformContext, Sequence[Asked]], Reference]:
+    """Return what computes the logits that a model is compared with: transformers, or the repository's
+    class where the model's code is its own.
+    """
+
+    def references(context: TransformContext, asked: Sequence[Asked]) -> Reference:
+        if not has_own_code(context):
+            return reference_logits(context, asked)
+        if not consent.code:
+            raise ConsentRequiredError(
+                "what this model is compared with is Python code of its repository, which would be run",
+                hint=f"Read the code in {context.factory.checkpoint}; then run again with "
+                "--trust-remote-code",
+            )
+        return own_logits(context, asked, unsandboxed=consent.unsandboxed)
+
+    return references
 
 
 def _written(
