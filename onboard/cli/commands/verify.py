@@ -50,10 +50,10 @@ def verify(
     as_json: options.AsJson = False,
     debug: options.Debug = False,
 ) -> Result | int:
-    """Compare with transformers, or the repository's code, after every transform.
+    """Compare with transformers after every transform.
 
     Compares the logits of prefill, chunked prefill, and cached and batched decode, eager and
-    compiled. Exit code 1 if they differ.
+    compiled; where a model has code of its own, with that code. Exit code 1 if they differ.
     """
     settings = settings_of(set_, revision=revision, world_size=world_size)
     overrides = {
