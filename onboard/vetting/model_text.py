@@ -19,7 +19,7 @@ MOST = 2**19
 """Bytes of the longest text that is parsed: a parser takes thousands of times as much memory."""
 _BINDINGS = (ast.FunctionDef, ast.ClassDef)
 _STATEMENTS = (
-    *(ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.If, ast.Expr),
+    *(ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr),
     *(ast.Assert, ast.Raise, ast.Pass, ast.Continue, ast.Break, ast.FunctionDef, ast.ClassDef),
 )
 _EXPRESSIONS = (

@@ -22,7 +22,7 @@ def _lines_of(statement: ast.stmt, indent: int) -> int:
         case ast.If(body=body, orelse=orelse):
             sides = lines_of(body, indent + _INDENT) + lines_of(orelse, indent + _INDENT)
             return 1 + bool(orelse) + sides
-        case ast.For(body=body):
+        case ast.For(body=body) | ast.While(body=body):
             return 1 + lines_of(body, indent + _INDENT)
         case ast.Assign(targets=[target], value=value):
             return _wrapped(value, indent, len(ast.unparse(target)) + len(" = "))

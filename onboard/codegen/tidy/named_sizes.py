@@ -16,7 +16,9 @@ _FIELD_READS = 3
 """How often a config's field is read before it may get a name."""
 _LONG = 5
 """Lines of a call that stands with one argument a line."""
-_CONDITIONAL = (ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.comprehension, ast.Lambda)
+_CONDITIONAL = (
+    *(ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.While, ast.comprehension, ast.Lambda),
+)
 
 
 def with_names(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -140,7 +142,7 @@ def _first(body: Sequence[ast.stmt], expr: ast.expr) -> int:
 def _unconditional(nodes: Sequence[ast.AST]) -> Iterator[ast.expr]:
     """Yield the expressions that are computed whatever the config says."""
     for node in nodes:
-        if isinstance(node, ast.If | ast.For):
+        if isinstance(node, ast.If | ast.For | ast.While):
             continue
         if isinstance(node, ast.expr):
             yield node

@@ -87,6 +87,9 @@ class _Answered(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.stmt:
         return node
 
+    def visit_While(self, node: ast.While) -> ast.stmt:
+        return node
+
     def _answer(self, test: ast.expr) -> bool | None:
         match test:
             case ast.Compare(

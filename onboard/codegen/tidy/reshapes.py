@@ -135,7 +135,7 @@ def _use_of(variable: str, shape: ast.expr, after: Sequence[ast.stmt]) -> ast.Ca
                 if isinstance(node, ast.Call) and _takes(node, variable):
                     _put(trial := deepcopy(node), variable, shape)
                     return node if _short(trial) is not None else None
-        if names & _written(statement) or isinstance(statement, ast.For | ast.If):
+        if names & _written(statement) or isinstance(statement, ast.For | ast.While | ast.If):
             return None
     return None
 

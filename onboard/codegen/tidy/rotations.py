@@ -26,7 +26,7 @@ def with_paired_rotations(
     """
     out: list[ast.stmt] = []
     for statement in map(deepcopy, body):
-        if isinstance(statement, ast.If | ast.For):
+        if isinstance(statement, ast.If | ast.For | ast.While):
             statement.body = with_paired_rotations(statement.body, singles)
             statement.orelse = with_paired_rotations(statement.orelse, singles)
         paired = _paired(out[-1], statement, singles) if out else None

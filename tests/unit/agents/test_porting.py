@@ -37,12 +37,12 @@ class Stop:
 
 
 STOPS = {
-    "while": Stop(
+    "match_in_mlp": Stop(
         "AuroraMLP",
         "        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))\n",
-        """        gate, steps = self.gate_proj(x), 0
-        while steps < 1:
-            gate, steps = self.act_fn(gate), steps + 1
+        """        match self.gate_proj(x):
+            case gate:
+                gate = self.act_fn(gate)
         return self.down_proj(gate * self.up_proj(x))
 """,
     ),
@@ -128,14 +128,14 @@ def test_a_block_without_translation_is_ported_and_proven(tmp_path: Path, name: 
 
 @pytest.mark.exhaustive
 def test_a_port_that_computes_something_else_is_not_kept(tmp_path: Path) -> None:
-    stop = STOPS["while"]
+    stop = STOPS["match_in_mlp"]
     wrong = block_of(stop).replace("* self.up_proj(x)", "+ self.up_proj(x)")
     answer = json.dumps({"block": {"name": stop.block, "text": wrong}})
     context = context_of(tmp_path, stop, answer)
     with pytest.raises(OnboardError, match=r"the proof fails with it: model\.layers\.0\.mlp"):
         Generate().run(context)
     context.options.agents = AgentsSettings()
-    with pytest.raises(UntranslatableError, match="While at") as caught:
+    with pytest.raises(UntranslatableError, match="Match at") as caught:
         Generate().run(context)
     assert caught.value.block == stop.block
     assert not (context.root / "models").exists()

@@ -142,6 +142,34 @@ FORMS: dict[str, dict[str, str]] = {
     ),
     "own_without_last": _by_model("[x]", f"given[-1] + {_ALL}", "given.append(x)", "given.pop()"),
 }
+_OF_ONE = "[State(angles.cos(), angles.sin())]"
+_KINDS = "for kind in kinds:\n    x = x * (0.5 if kind == 'a' else 1.5)"
+FORMS |= {
+    "object_in_a_list": {
+        "head": _STATE,
+        "model": _MODEL.format(made=_OF_ONE, body=_LAYERS, read="given[0].total + x"),
+        "block_taken": "given, states",
+        "block": f"{_BEFORE}\nstates[0].total = states[0].total + {_SIZE}\nreturn x",
+    },
+    "constant_removed": _by_model(
+        "['a', 'skip', 'b']",
+        "x / len(given)",
+        "pass",
+        f"given.remove('skip')\nkinds = given\n{_KINDS}",
+    ),
+    "constants_sorted": _by_model(
+        "[3, 1, 2]",
+        "x",
+        "pass",
+        "given.sort()\nfor i, step in enumerate(given):\n    x = x + step * i",
+    ),
+    "constants_sorted_backwards": _by_model(
+        "[3, 1, 2]",
+        "x",
+        "pass",
+        "given.sort(reverse=True)\nfor i, step in enumerate(given):\n    x = x + step * i",
+    ),
+}
 
 
 @pytest.fixture(scope="module")

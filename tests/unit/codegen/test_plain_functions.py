@@ -124,6 +124,17 @@ def test_a_function_inside_the_constructor(translate: Translate, size: int) -> N
     _same(translate, INSIDE, size)
 
 
+RECURSIVE = SEARCHED.replace("k in range(start, n)", "k in [start] if start < n else []").replace(
+    "    return n\n", "    return near(n, start + 1) if start < n else n\n"
+)
+
+
+@pytest.mark.parametrize("size", [7, 9])
+def test_a_function_that_calls_itself(translate: Translate, size: int) -> None:
+    assert "near(n, start + 1)" in RECURSIVE
+    _same(translate, RECURSIVE, size)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -134,8 +145,8 @@ def test_a_function_inside_the_constructor(translate: Translate, size: int) -> N
     ],
 )
 def test_what_does_more_than_compute_is_refused(translate: Translate, old: str, new: str) -> None:
-    assert old in SEARCHED
-    text = SEARCHED.replace("BASE = 3.0", "BASE = 3.0\nLEFT = [1, 2] * 99").replace(old, new)
+    assert old in RECURSIVE
+    text = RECURSIVE.replace("BASE = 3.0", "BASE = 3.0\nLEFT = [1, 2] * 99").replace(old, new)
     with pytest.raises(Untranslatable):
         translate(text, {"size": 7}, specialised=True)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from tests.support.odd_code import GENERATE, run_apart, save_odd
+from tests.unit.codegen.test_own_code import _made, _written
 
 _HEAD = """
 
@@ -71,3 +75,33 @@ def test_what_nothing_reads_is_left_out(name: str, made: dict[str, Any]) -> None
 def test_what_something_reads_is_not(made: dict[str, Any]) -> None:
     """It depends on the text's length: no logits may."""
     assert "text" not in made["odd_read"], made["odd_read"]["text"]
+
+
+KEPT = """
+import inspect
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layer = nn.Linear(config.size, config.size)
+        self.taken = inspect.signature(self.layer.forward).parameters
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
+def test_what_a_constructor_keeps_without_translation_nothing_may_read(
+    translate: Callable[..., tuple[Any, str, str]],
+) -> None:
+    state, init, _ = translate(KEPT, {"size": 4}, specialised=True)
+    assert "taken" not in init
+    ours, theirs = _made(_written(state), {"size": 4}), _made(KEPT, {"size": 4})
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 4)
+    assert torch.equal(ours(x), theirs(x))
+    with pytest.raises(Untranslatable):
+        translate(
+            KEPT.replace("layer(x)", "layer(x) * len(self.taken)"), {"size": 4}, specialised=True
+        )

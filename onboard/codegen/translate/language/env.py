@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field, replace
 
 from onboard.codegen.translate.language.trees.syntax import name
-from onboard.codegen.translate.language.values import Code, Items, Known, Value
+from onboard.codegen.translate.language.values import Code, Items, Known, Mapping, Value
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Env:
 
     def copy(self) -> Env:
         """Return an independent copy."""
-        return Env(dict(self.values))
+        return Env({key: _own_copy(value) for key, value in self.values.items()})
 
     def tuples_with(self, value: Value, variable: str) -> dict[str, Value]:
         """Return the tuples with a called part, which now gets a name, as of that name: nothing is
@@ -38,6 +38,22 @@ class Env:
             for key, each in tuples.items()
             if all(part is named or not part.mentions(variable) for part in each.parts())
         }
+
+
+@dataclass
+class Turn:
+    """A turn of a loop: the variables before the loop, None where it is run turn by turn, and those
+    where the turn ends, with which of them have changed.
+    """
+
+    node: ast.For | ast.While
+    start: Env | None
+    branches: int
+    ends: list[tuple[list[str], Env]] = field(default_factory=list)
+
+
+def _own_copy(value: Value) -> Value:
+    return Mapping(dict(value.items)) if isinstance(value, Mapping) else value
 
 
 def is_computed(value: Value, variable: str) -> bool:

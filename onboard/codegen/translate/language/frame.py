@@ -17,7 +17,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.language.args import Args
-from onboard.codegen.translate.language.env import Env, is_computed
+from onboard.codegen.translate.language.env import Env, Turn, is_computed
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.holes import Result, fill
 from onboard.codegen.translate.language.object_values import Closure, Instance, PlainObject
@@ -60,6 +60,8 @@ class Frame:
     """How many bodies of loops and undecided branches it lies in."""
     loops: list[Env] = field(default_factory=list)
     """The loops that the evaluated statement lies in: the variables before each."""
+    turns: list[Turn] = field(default_factory=list)
+    """Those of the function itself, with those that are run turn by turn."""
     layers: list[nn.Module] | None = None
     """The modules of the class that get to the evaluated branch; None: no branch tells."""
     names: dict[str, str] = field(default_factory=dict)
@@ -117,15 +119,6 @@ class Frame:
         return fill(
             result.shape, [Code(name(item), transposed=result.transposed) for item in names]
         )
-
-    @contextmanager
-    def loop(self, start: Env) -> Iterator[None]:
-        """Evaluate the body of a loop; `start` are the variables before it."""
-        self.loops.append(start)
-        try:
-            yield
-        finally:
-            self.loops.pop()
 
     def emit(self, statement: ast.stmt, origin: ast.AST | None = None) -> None:
         """Append a statement to what is left of the function; `origin` is the statement it stands

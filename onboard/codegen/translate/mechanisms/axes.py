@@ -8,7 +8,7 @@ import ast
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -134,8 +134,7 @@ def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fra
             case [axis, new] if new in sizes and [axis] == pattern.left[place : place + 1][0]:
                 plain = [*pattern.right[:place], [axis], *pattern.right[place + 1 :]]
                 if plain == pattern.left:
-                    dim = Known(_dimension(pattern.left, place))
-                    return _method(tensor, "repeat_interleave", [sizes[new], dim], frame)
+                    return _each_in_a_row(tensor, sizes[new], pattern.left, place, frame)
             case [new, axis] if new in sizes and [axis] == pattern.left[place : place + 1][0]:
                 plain = [*pattern.right[:place], [axis], *pattern.right[place + 1 :]]
                 times = sizes[new]
@@ -144,6 +143,18 @@ def repeated(tensor: Code, pattern: Pattern, sizes: dict[str, Value], frame: Fra
     if (spread := _spread(tensor, pattern, sizes, frame)) is not None:
         return spread
     raise Untranslatable("an einops pattern that repeats in another way")
+
+
+def _each_in_a_row(
+    tensor: Code, times: Value, groups: list[list[str]], place: int, frame: Frame
+) -> Value:
+    """Return a tensor with each part of a dimension several times; rows of a table, which have the
+    batch in front, stay that.
+    """
+    rows = tensor.form == ROWS and place > 0
+    dim = Known(place - len(groups) if rows else _dimension(groups, place))
+    value = _method(tensor, "repeat_interleave", [times, dim], frame)
+    return replace(value, form=ROWS) if rows and isinstance(value, Code) else value
 
 
 def _in_a_row(tensor: Code, times: int, groups: list[list[str]], place: int, frame: Frame) -> Value:

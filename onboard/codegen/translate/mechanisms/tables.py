@@ -79,6 +79,24 @@ class Table(Code):
         return [size == 1 for size in self.shape]
 
 
+@dataclass(frozen=True, eq=False)
+class Tables(Code):
+    """A tuple of tables that a function is given."""
+
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Those of the small model's tables."""
+    typed: ClassVar[bool] = True
+
+    def same_fact(self, other: Value) -> bool:
+        """Whether two facts say the same."""
+        return isinstance(other, Tables) and self.shapes == other.shapes
+
+    def item(self, place: int) -> Table:
+        """Return one of them."""
+        part = ast.Subscript(self.code(), ast.Constant(place), ast.Load())
+        return Table(part, shape=self.shapes[place])
+
+
 def cut_axis(index: Value, shape: Sequence[int]) -> int | None:
     """Return the dimension along which `table[index]` keeps as many rows as are known at run time;
     None where it does something else.
@@ -169,12 +187,17 @@ def _with_tables(args: Args, frame: Frame) -> Args | None:
     """
 
     def known(value: Value) -> Value:
+        if isinstance(value, Items) and value.items:
+            shapes = [shape_of_table(part, frame) for part in value.items]
+            given = tuple(each for each in shapes if each is not None)
+            return Tables(value.code(), shapes=given) if len(given) == len(shapes) else value
         shape = None if isinstance(value, Table) else shape_of_table(value, frame)
         return value if shape is None else Table(value.code(), shape=shape)
 
     positional = [known(value) for value in args.positional]
     keywords = {key: known(value) for key, value in args.keywords.items()}
-    found = [value for value in (*positional, *keywords.values()) if isinstance(value, Table)]
+    every = (*positional, *keywords.values())
+    found = [value for value in every if isinstance(value, Table | Tables)]
     new = [value for value in found if value not in (*args.positional, *args.keywords.values())]
     return Args(positional, keywords, args.stars) if new else None
 
@@ -194,6 +217,8 @@ class CutTables(Mechanism):
         """The cut, and the rows that are looked up."""
         if isinstance(owner, Cut):
             return _looked_up(owner, index)
+        if isinstance(owner, Tables) and isinstance(index, Known) and isinstance(index.value, int):
+            return owner.item(index.value)
         if _is_all_rows(owner, index, frame):
             return owner
         shape = shape_of_table(owner, frame, learnt=True)

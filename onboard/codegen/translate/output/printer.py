@@ -65,6 +65,8 @@ def _print(statement: ast.stmt, source: ModuleSource | None, depth: int) -> str:
         case ast.For(target=target, iter=iterable, body=body):
             head = f"{pad}for {ast.unparse(target).strip('()')} in {ast.unparse(iterable)}:"
             return f"{head}\n{print_block(body, source, depth + 1)}"
+        case ast.While(test=test, body=body):
+            return f"{pad}while {ast.unparse(test)}:\n{print_block(body, source, depth + 1)}"
         case ast.Return(value=ast.Tuple(elts=[_, _, *_] as items)):
             return f"{pad}return {', '.join(map(ast.unparse, items))}"
         case ast.Assign(targets=[ast.Tuple(elts=places)], value=ast.Tuple(elts=items)) if (

@@ -6,6 +6,7 @@ import ast
 import collections
 import dataclasses
 import functools
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from onboard.codegen.translate.language.object_values import (
     Config,
     Global,
     Instance,
+    ModuleList,
     Repeated,
     Self,
     Super,
@@ -62,6 +64,9 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
             if len(among) == 1 and not value.optional:
                 return Known(among.pop())
             return plain_call(expr, args, static=True)
+        case ModuleList() if classes and (kinds := _kinds_of(value, frame)):
+            among = {issubclass(kind, classes) for kind in kinds}
+            return Known(among.pop()) if len(among) == 1 else plain_call(expr, args, static=True)
         case Items() | Result() | Code() if classes and _is_decided(value, classes):
             decided = is_one_of(value, classes, has_lists=frame.kind == "init")
             if decided is None:
@@ -69,6 +74,18 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
             there = ast.Compare(value.code(), [ast.IsNot()], [ast.Constant(None)])
             return Code(there) if decided and value.may_be_none else Known(decided)
     return plain_call(expr, args, args.static())
+
+
+def _kinds_of(modules: ModuleList, frame: Frame) -> set[type]:
+    """Return the classes that an own list of modules has in the small model; none: it is another's."""
+    owner, _, path = ast.unparse(modules.expr).partition(".")
+    if owner != "self" or frame.cls is None or not re.fullmatch(r"\w+(\.\w+)*", path):
+        return set()
+    made = frame.translator.modules_of(frame.cls.cls)
+    try:
+        return {type(operator.attrgetter(path)(each)) for each in made}
+    except AttributeError:
+        return set()
 
 
 def _classes(asked: Value) -> tuple[type, ...]:
@@ -129,6 +146,16 @@ def _lacks(module: Instance, attr: str, frame: Frame) -> bool:
     )
 
 
+def _has(module: Instance, attr: str, frame: Frame) -> bool:
+    """Whether the constructors of repositories' code make an attribute of all that a module may be."""
+    if not frame.translator.specialised or module.optional:
+        return False
+    if not all(map(frame.translator.translates, module.classes)):
+        return False
+    states = frame.translator.reached(module)
+    return all(each.has(attr) and attr not in each.sometimes for each in states)
+
+
 def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
     if isinstance(args.positional[0], Global):
         args.positional[1] = config_values.as_name(args.positional[1], frame)
@@ -143,7 +170,8 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
         case [Self(), Known(value=str() as key)] if (
             frame.cls is not None and key not in frame.cls.sometimes
         ):
-            return Known(frame.cls.has(key))
+            made = frame.kind == "init" and f"self.{key}" in frame.env.values
+            return Known(made or frame.cls.has(key))
         case [Self(), Known(value=str())]:
             return plain_call(expr, args, static=True)
         case [Global(obj=ModuleType() as module), Known(value=str() as key)]:
@@ -152,6 +180,8 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return Known(attributes.has(owner, key))
         case [Instance() as part, Known(value=str() as key)] if _lacks(part, key, frame):
             return Known(False)
+        case [Instance() as part, Known(value=str() as key)] if _has(part, key, frame):
+            return Known(True)
     return plain_call(expr, args, args.static())
 
 
@@ -161,6 +191,8 @@ def _len(expr: ast.expr, args: Args, frame: Frame) -> Value:
             return Known(len(value.items))
         case [Output() as value] if hasattr(value.cls, "__len__"):
             return attributes.asked(value, frame)
+        case [ModuleList()] if frame.turns and frame.turns[-1].start is None:
+            return plain_call(expr, args, static=True)  # which turn is the last one has to be known
     return _fold(len)(expr, args, frame)
 
 

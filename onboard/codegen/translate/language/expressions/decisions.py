@@ -282,14 +282,22 @@ def local_values(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, ast.e
 
 
 def assigned(frame: Frame, more: Sequence[ast.stmt] = ()) -> dict[str, list[ast.expr | None]]:
-    """Return what each local variable is assigned there, one by one; None is a part of a value."""
-    made: dict[str, list[ast.expr | None]] = {}
+    """Return what each local variable is assigned there, one by one; None is a part of a value, or what
+    a turn leaves for the next.
+    """
+    made: dict[str, list[ast.expr | None]] = {key: [None] for key in _carried(frame)}
     for statement in (*statements_of(frame), *more):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 plain = isinstance(statement, ast.Assign) and statement.targets == [node]
                 made.setdefault(node.id, []).append(statement.value if plain else None)  # type: ignore[attr-defined]
     return made
+
+
+def _carried(frame: Frame) -> set[str]:
+    """Return the variables from before a loop around that its body assigns."""
+    turns = [(turn.node.body, turn.start) for turn in frame.turns if turn.start is not None]
+    return {key for body, start in turns for key in stored_names(body) & start.values.keys()}
 
 
 class WrittenOut(ast.NodeTransformer):

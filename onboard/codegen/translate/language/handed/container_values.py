@@ -137,6 +137,10 @@ def after(known: Value, attr: str, args: Sequence[Value], loops: bool) -> Change
             return (Mapping({}) if is_dict(known) else _emptied(loops)), NONE
         case "reverse", [] if is_list(known):
             return _reversed(known, loops), NONE
+        case "sort", [] if isinstance(known, Items) and not loops:
+            return _sorted(known), NONE
+        case "remove", [Known() as item] if isinstance(known, Items) and not loops:
+            return _removed(known, item), NONE
         case "pop", [] if is_list(known):
             return without_item(known, _LAST, loops), item_of(known, _LAST)
         case "pop", [key]:
@@ -147,6 +151,23 @@ def after(known: Value, attr: str, args: Sequence[Value], loops: bool) -> Change
             given = _got(known, key, *rest)
             return with_item(known, key, given), given
     raise Untranslatable(f"{attr}(...) of a list or a dict, which depends on what the items are")
+
+
+def _sorted(known: Items) -> Value:
+    values = [each.value for each in known.items if isinstance(each, Known)]
+    if len(values) < len(known.items):
+        raise Untranslatable("sort() of a list, which depends on what the items are")
+    return Items((*map(Known, sorted(values)),), kind=LIST)
+
+
+def _removed(known: Items, item: Known) -> Value:
+    """Return a list of constants, and of what is none of them, without the first that is the same."""
+    for place, each in enumerate(known.items):
+        if not isinstance(each, Known):
+            break
+        if each.value == item.value:
+            return without_item(known, Known(place), False)
+    raise Untranslatable(f"remove({item.value!r}) of a list, which depends on what the items are")
 
 
 def _inserted(known: Value, place: Value, item: Value, loops: bool) -> Value:

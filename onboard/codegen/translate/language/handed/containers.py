@@ -82,9 +82,7 @@ def gives(node: ast.Call, frame: Frame, used: bool = True) -> Value | None:
         Untranslatable: what the method does depends on what the items are.
     """
     match node:
-        case ast.Call(func=ast.Attribute(value=target, attr=attr), args=items, keywords=[]) if (
-            attr in _OTHERS
-        ):
+        case ast.Call(func=ast.Attribute(value=target, attr=attr), args=items) if attr in _OTHERS:
             place = _place(target, frame, node, own=True)
         case _:
             return None
@@ -92,12 +90,27 @@ def gives(node: ast.Call, frame: Frame, used: bool = True) -> Value | None:
         return None
     args = [frame.settle(frame.evaluate(item)) for item in items]
     changed, given = values.after(place.value, attr, args, bool(frame.loops))
+    if _is_reversed(node, frame):
+        changed, _ = values.after(changed, "reverse", [], bool(frame.loops))
     if used and isinstance(given, Code):
         item = frame.fresh("item")
         frame.bind(item, given, node)
         given = frame.env.values[item]
     place.put(changed)
     return given
+
+
+def _is_reversed(node: ast.Call, frame: Frame) -> bool:
+    """Whether a call sorts backwards.
+
+    Raises:
+        Untranslatable: it says something else by name.
+    """
+    words = {each.arg: frame.evaluate(each.value).truth() for each in node.keywords}
+    reverse = words.pop("reverse", False)
+    if words or reverse is None:
+        raise Untranslatable(f"{ast.unparse(node)}, which depends on what the items are")
+    return reverse
 
 
 def deletes(node: ast.Delete, frame: Frame) -> None:

@@ -204,9 +204,7 @@ class Translator(Program):
         return list(dict.fromkeys(states))
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
-        """Return a static condition's value in this config, the same for all modules of the
-        class.
-        """
+        """Return what a static condition is in this config, in all modules of the class."""
         return decided_by_modules(node, test, frame, self.config)
 
     def modules_of(self, cls: type) -> list[nn.Module]:
@@ -346,7 +344,7 @@ class Translator(Program):
         if inlined is not None:
             return inlined
         call = partial(self._call_of, frame=frame)
-        if frame.kind == "init" and args.static():
+        if frame.kind == "init" and closures.is_known_when_made(args):
             return closures.in_constructor(call, node, source, args, frame)
         if frame.kind == "forward" and (self.decides_switches or gives_settings(args)):
             return closures.inside_or(call, node, source, args, frame)
@@ -361,6 +359,8 @@ class Translator(Program):
     ) -> Value:
         """Return a call of a helper's translation."""
         key = self.names.of(node)
+        if key in self.functions and self.functions[key].plain:
+            raise Untranslatable(f"{node.name}, which is written as it is")
         bound, rest = bind(node, args, method=False)
         self._learn(("function", key), node, {**bound, **rest}, key in self.functions)
         if key not in self.functions:

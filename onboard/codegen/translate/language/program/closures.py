@@ -22,7 +22,7 @@ from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.frame import GIVEN, Frame
 from onboard.codegen.translate.language.handed import changes, variables
-from onboard.codegen.translate.language.object_values import Closure, Instance
+from onboard.codegen.translate.language.object_values import Closure, Instance, Self
 from onboard.codegen.translate.language.program.argument_facts import (
     bind,
     receiver,
@@ -31,7 +31,8 @@ from onboard.codegen.translate.language.program.argument_facts import (
 from onboard.codegen.translate.language.program.inline import defaults
 from onboard.codegen.translate.language.program.plain_functions import or_as_it_is
 from onboard.codegen.translate.language.statements.bindings import first_values
-from onboard.codegen.translate.language.statements.execute import RETURNS, execute
+from onboard.codegen.translate.language.statements.execute import execute
+from onboard.codegen.translate.language.statements.loops.turns import RETURNS
 from onboard.codegen.translate.language.trees.skips import chosen, without_returns
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Code, Mapping, Value
@@ -109,6 +110,11 @@ def or_inside(
         except Untranslatable as other:
             del frame.out[emitted:]
             raise other from error
+
+
+def is_known_when_made(args: Args) -> bool:
+    """Whether what a helper of a constructor is given is static, or has modules."""
+    return args.static() or any(isinstance(each, Self | Instance) for each in args.positional)
 
 
 def in_constructor(
@@ -254,6 +260,7 @@ def run_inside(
         remembers=frame.remembers,
         outer=frame.outer,
         loops=frame.loops,
+        turns=frame.turns,
         layers=frame.layers,
         names=own,
     )

@@ -33,7 +33,7 @@ from onboard.vetting import allowed_names
 _MODULES = {"math": math, "torch": torch}
 _STATEMENTS = (
     *(ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.If, ast.Expr, ast.Pass),
-    *(ast.Assert, ast.Raise, ast.Continue, ast.Break, ast.FunctionDef),
+    *(ast.Assert, ast.Raise, ast.While, ast.Continue, ast.Break, ast.FunctionDef),
 )
 _EXPRESSIONS = (
     *(ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Lambda, ast.Dict),

@@ -140,7 +140,7 @@ def given_back(frame: Frame) -> Value | None:
     values = [value for _, value in frame.returns]
     nodes = [node for statement in frame.out for node in ast.walk(statement)]
     if any(
-        isinstance(node, ast.Expr | ast.AugAssign | ast.For) or _is_store_inside(node)
+        isinstance(node, ast.Expr | ast.AugAssign | ast.For | ast.While) or _is_store_inside(node)
         for node in nodes
     ):
         return None

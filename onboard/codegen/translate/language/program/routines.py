@@ -17,7 +17,8 @@ from onboard.codegen.translate.language.program.results import (
     with_logits_alone,
 )
 from onboard.codegen.translate.language.state import Routine
-from onboard.codegen.translate.language.statements.execute import GOES_ON, RAISES, execute
+from onboard.codegen.translate.language.statements.execute import execute
+from onboard.codegen.translate.language.statements.loops.turns import GOES_ON, RAISES
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Value
 

@@ -19,7 +19,8 @@ from onboard.codegen.translate.language.program.argument_facts import bind, rece
 from onboard.codegen.translate.language.program.base_parameters import method_of
 from onboard.codegen.translate.language.program.closures import run_inside
 from onboard.codegen.translate.language.program.inline import defaults
-from onboard.codegen.translate.language.statements.execute import RAISES, execute
+from onboard.codegen.translate.language.statements.execute import execute
+from onboard.codegen.translate.language.statements.loops.turns import RAISES
 from onboard.codegen.translate.language.trees.skips import without_returns
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Value

@@ -6,23 +6,19 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from onboard.codegen.translate.language.env import Env
-from onboard.codegen.translate.language.expressions.branch_types import narrowed, numbered
-from onboard.codegen.translate.language.expressions.comprehensions import bind_target, iteration
+from onboard.codegen.translate.language.expressions.branch_types import narrowed
 from onboard.codegen.translate.language.expressions.decisions import decided_by_part, decided_here
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
 from onboard.codegen.translate.language.expressions.half_tests import only_in_half
 from onboard.codegen.translate.language.forms import COUNTED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.handed import attributes, changes, containers
-from onboard.codegen.translate.language.statements import bindings, lists, loop_changes
+from onboard.codegen.translate.language.statements import bindings, lists
 from onboard.codegen.translate.language.statements.assignments.assign import (
-    Widened,
     sets_by_name,
     store,
 )
 from onboard.codegen.translate.language.statements.assignments.own_attributes import Grows
-from onboard.codegen.translate.language.statements.assignments.own_entries import OwnEntries
 from onboard.codegen.translate.language.statements.assignments.records_alone import only_records
 from onboard.codegen.translate.language.statements.by_class import Differing, by_class
 from onboard.codegen.translate.language.statements.first_calls import is_made_first
@@ -30,6 +26,17 @@ from onboard.codegen.translate.language.statements.joins import (
     joined_env,
     note_conditional,
     side_taken,
+)
+from onboard.codegen.translate.language.statements.loops.turn_by_turn import (
+    execute_for,
+    execute_while,
+)
+from onboard.codegen.translate.language.statements.loops.turns import (
+    AWAY,
+    GOES_ON,
+    RAISES,
+    RETURNS,
+    leave,
 )
 from onboard.codegen.translate.language.statements.not_numbers import chosen_instead, chosen_items
 from onboard.codegen.translate.language.statements.one_token import only_masks
@@ -39,16 +46,12 @@ from onboard.codegen.translate.language.statements.regrowth import (
     without_regrowth,
 )
 from onboard.codegen.translate.language.statements.same_sides import of_either_side
-from onboard.codegen.translate.language.statements.searches import looked_for
 from onboard.codegen.translate.language.statements.short_texts import Side, of_values, short_texts
 from onboard.codegen.translate.language.trees import selection, syntax
 from onboard.codegen.translate.language.trees.casts import casts_alone
 from onboard.codegen.translate.language.trees.mapped import each_mapped
-from onboard.codegen.translate.language.trees.skips import without_continue
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, name, stored_names
-from onboard.codegen.translate.language.values import NONE, Code, Mapping, Mask, Unread, Value
-
-GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import NONE, Code, Mask, Unread, Value
 
 
 @syntax.noted
@@ -192,7 +195,7 @@ def _alike_either_way(node: ast.If, frame: Frame) -> bool:
 
 def _decided(node: ast.If, outcome: bool, frame: Frame) -> str | None:
     """Take a side; one that would make a table anew is not taken, for `__init__` has made it."""
-    before = Env({key: _own_copy(value) for key, value in frame.env.values.items()})
+    before = frame.env.copy()
     emitted, returned = len(frame.out), len(frame.returns)
     try:
         ending = execute(node.body if outcome else node.orelse, frame)
@@ -234,13 +237,13 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     if RAISES in (body_end, else_end):  # a check of the config, which transformers made already
         kept = (orelse, else_env, else_end) if body_end == RAISES else (body, body_env, body_end)
         return _take(kept, frame)
-    if body_end == RETURNS and else_end == GOES_ON:
+    if body_end in AWAY and else_end == GOES_ON:
         frame.emit(ast.If(test.code(), body, []), node)
         return _take((orelse, else_env, else_end), frame)
-    if RETURNS in (body_end, else_end):
+    if else_end in AWAY:
         frame.emit(ast.If(test.code(), body, orelse), node)
-        if body_end == else_end:
-            return RETURNS
+        if body_end in AWAY:
+            return str(body_end if else_end == RETURNS else else_end)
         frame.env = body_env
         return None
     note_conditional(body_env, else_env, frame)
@@ -279,22 +282,20 @@ def _side(body: list[ast.stmt], frame: Frame, remembers: bool = False) -> Any:
     if syntax.only_raises(body):
         return [], frame.env, RAISES
     count, before = len(frame.returns), frame.remembers
+    ends = frame.turns[-1].ends if frame.turns else []
+    ended = len(ends)
     frame.remembers = before or remembers
-    env = Env({key: _own_copy(value) for key, value in frame.env.values.items()})
+    env = frame.env.copy()
     try:
         with frame.branch(env) as statements:
             ending = execute(body, frame)
             return statements, frame.env, ending
     except Untranslatable as error:
-        del frame.returns[count:]
+        del frame.returns[count:], ends[ended:]
         fails = frame.translator.specialised and isinstance(error, syntax.NothingThere)
         return ([], env, RAISES) if fails else error
     finally:
         frame.remembers = before
-
-
-def _own_copy(value: Value) -> Value:
-    return Mapping(dict(value.items)) if isinstance(value, Mapping) else value
 
 
 def _take(side: Side, frame: Frame) -> str | None:
@@ -346,70 +347,11 @@ def _made_anew(node: ast.If, frame: Frame) -> bool:
 
 
 def _for(node: ast.For, frame: Frame) -> str | None:
-    """Execute a loop body until what is known at its start holds at its end, too."""
-    node = lists.without_repeated(node, frame)
-    if frame.mechanisms.loop(node, frame) or looked_for(node, frame):
-        return None
-    statements = without_continue(node.body)
-    if (items := lists.known_items(node.iter, frame)) is not None:
-        _unrolled(node, items, statements, frame)
-        return None
-    if (made := lists.comprehended(node, frame)) is not None:
-        store(*made, frame, node)
-        return None
-    iterable, element = iteration(node.iter, frame)
-    for variable in sorted(stored_names(statements) & frame.env.values.keys()):
-        frame.protect(variable, node)
-    known_before = loop_changes.taken_for_granted(frame)
-    for _ in range(20):
-        start = frame.env
-        env = Env({key: _own_copy(value) for key, value in start.values.items()})
-        try:
-            with frame.branch(env) as body, frame.loop(start), numbered(node, frame):
-                bind_target(node.target, element, frame.env)
-                if execute(statements, frame) == RETURNS:
-                    raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
-                changed = loop_changes.changed(node, start, frame)
-                ends = {key: frame.env.values[key] for key in changed}
-                filled = loop_changes.filled_dicts(start, frame.env)
-                left = loop_changes.left(node, start, frame.env, frame)
-                held = {key: frame.env.values[key] for key in changed}
-                of_layers = [k for k, v in held.items() if isinstance(v, Mask | OwnEntries)]
-                known: dict[str, Value] = {key: held[key] for key in of_layers}
-                known |= lists.grown(start, frame.env)
-        except lists.Filled as appended:
-            if frame.loops and lists.is_from(appended, frame.loops[-1], start):
-                raise
-            lists.exist(appended, frame, node)
-            loop_changes.forget(known_before, frame)
-            continue
-        except Widened as widened:
-            changed, known, ends = [widened.variable], {}, {}
-        if not changed and not known:
-            if body:
-                frame.emit(ast.For(_plain_target(node.target), iterable, body, []), node)
-                frame.env.values.update(left)
-            frame.env.values.update(filled)
-            return None
-        frame.env.values.update(known)
-        for key in changed if not known else []:
-            loop_changes.widen(key, ends.get(key, NONE), frame, node)
-    raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
+    return execute_for(node, frame, execute)
 
 
-def _unrolled(
-    node: ast.For, items: Sequence[Value], statements: Sequence[ast.stmt], frame: Frame
-) -> None:
-    for item in items:
-        store(node.target, item, frame, node)
-        if execute(statements, frame) == RETURNS:
-            raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
-
-
-def _plain_target(target: ast.expr) -> ast.expr:
-    node = ast.parse(f"for {ast.unparse(target)} in x: pass").body[0]
-    assert isinstance(node, ast.For)
-    return node.target
+def _while(node: ast.While, frame: Frame) -> str | None:
+    return execute_while(node, frame, execute)
 
 
 def _with(node: ast.With, frame: Frame) -> str | None:
@@ -436,6 +378,9 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Any, Frame], str | None]] = {
     ast.Return: _return,
     ast.If: _if,
     ast.For: _for,
+    ast.While: _while,
+    ast.Break: leave,
+    ast.Continue: leave,
     ast.With: _with,
     ast.Raise: _raise,
     ast.Assert: _nothing,

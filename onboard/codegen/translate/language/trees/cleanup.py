@@ -16,6 +16,10 @@ _ITEMS = "[...]"
 """What marks a variable whose items are read by others, whatever becomes of the variable."""
 
 
+_AROUND = "around "
+"""What marks a place that is live where a turn of the loop ends."""
+
+
 def clean(body: Sequence[ast.stmt], live_out: frozenset[str] = frozenset()) -> list[ast.stmt]:
     """Return the statements without dead assignments and copies; `live_out` is read after them."""
     statements = list(body)
@@ -135,8 +139,13 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
             return _dead_if(statement, live)
         case ast.For():
             return _dead_for(statement, live)
+        case ast.While():
+            return _dead_while(statement, live)
+        case ast.Break() | ast.Continue():
+            live.update([place.removeprefix(_AROUND) for place in live])
         case ast.Return():
-            live.intersection_update([place for place in live if place.endswith(_ITEMS)])
+            kept = [each for each in live if each.endswith(_ITEMS) or each.startswith(_AROUND)]
+            live.intersection_update(kept)
         case ast.AugAssign(target=target):
             # In place: what it changes may have another name that is read
             live.update(places_written(target))
@@ -198,21 +207,62 @@ def _dead_if(node: ast.If, live: set[str]) -> ast.stmt | None:
 
 
 def _dead_for(node: ast.For, live: set[str]) -> ast.stmt | None:
-    around, iterated = set(live), set(places_read(node.iter))
-    items = {f"{place}{_ITEMS}" for place in places_written(node.target)} - live
-    if live & (iterated | {f"{place}{_ITEMS}" for place in iterated}):
-        around |= items  # what is done to an item is seen in what has it
-    while True:
-        body, body_live = _remove_dead(node.body, frozenset(around))
-        if body_live <= around:
-            break
-        around |= body_live
-    if not body:
+    iterated, targets = set(places_read(node.iter)), places_written(node.target)
+    items = {f"{place}{_ITEMS}" for place in targets} - live
+    # What is done to an item is seen in what has it
+    seen = items if live & (iterated | {f"{place}{_ITEMS}" for place in iterated}) else set()
+    body, around, read = _dead_turn(node.body, live | seen)
+    if not body or (_only_leaves(body) and not targets & live):
         return None
-    live.update(around - places_written(node.target) - items)
+    live.update(around - targets - items)
     live.update(iterated)
-    target, iterable = _without_index(node, body_live)
+    target, iterable = _without_index(node, read)
     return ast.copy_location(ast.For(target, iterable, body, []), node)
+
+
+def _dead_while(node: ast.While, live: set[str]) -> ast.stmt | None:
+    body, around, _ = _dead_turn(node.body, live | set(places_read(node.test)))
+    if not any(_is_seen(each, live) for each in body):
+        return None
+    live.update(around)
+    return ast.copy_location(ast.While(node.test, body, []), node)
+
+
+def _dead_turn(
+    statements: list[ast.stmt], around: set[str]
+) -> tuple[list[ast.stmt], set[str], set[str]]:
+    """Return a loop's body without its dead parts, what is live around a turn, where what is in
+    `around` is, and what a turn reads; `break` and `continue` have to leave all of that as it is.
+    """
+    around = {place for place in around if not place.startswith(_AROUND)}
+    while True:
+        marks = {f"{_AROUND}{place}" for place in around}
+        body, read = _remove_dead(statements, frozenset(around | marks))
+        read = {place for place in read if not place.startswith(_AROUND)}
+        if read <= around:
+            return body, around, read
+        around |= read
+
+
+def _is_seen(statement: ast.stmt, live: set[str]) -> bool:
+    """Whether a statement of a loop does more than to change places that are not live behind it."""
+    match statement:
+        case ast.Break() | ast.Continue():
+            return False
+        case ast.Assign(targets=[target]):
+            return bool((places_written(target) | _mutated(target)) & live)
+        case ast.If(body=body, orelse=orelse):
+            return any(_is_seen(each, live) for each in (*body, *orelse))
+    return True
+
+
+def _only_leaves(body: list[ast.stmt]) -> bool:
+    """Whether all that statements do is to end turns of a loop."""
+    return all(
+        isinstance(each, ast.Break | ast.Continue)
+        or (isinstance(each, ast.If) and _only_leaves([*each.body, *each.orelse]))
+        for each in body
+    )
 
 
 def _without_index(node: ast.For, read: set[str]) -> tuple[ast.expr, ast.expr]:
@@ -261,10 +311,20 @@ def _join_inside(statement: ast.stmt, after: list[ast.stmt], live_out: frozenset
         )
         return ast.copy_location(new, statement)
     if isinstance(statement, ast.For):
-        live = frozenset(_remove_dead([statement, *after], live_out)[1])
-        new_loop = ast.For(statement.target, statement.iter, _join_copies(statement.body, live), [])
+        body = _join_copies(statement.body, _around(statement, after, live_out))
+        new_loop = ast.For(statement.target, statement.iter, body, [])
         return ast.copy_location(new_loop, statement)
+    if isinstance(statement, ast.While):
+        body = _join_copies(statement.body, _around(statement, after, live_out))
+        return ast.copy_location(ast.While(statement.test, body, []), statement)
     return statement
+
+
+def _around(loop: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> frozenset[str]:
+    """Return what is live where turns of a loop end, with the marks that say so."""
+    live = _remove_dead([loop, *after], live_out)[1]
+    around = {place for place in live if not place.startswith(_AROUND)}
+    return frozenset(around | {f"{_AROUND}{place}" for place in around})
 
 
 class _Renamed(ast.NodeTransformer):

@@ -71,6 +71,18 @@ def returns(statement: ast.AST) -> bool:
     return any(isinstance(item, ast.Return) for item in _inside(statement))
 
 
+def leaves(statement: ast.AST) -> bool:
+    """Whether a statement of a loop may end its turn early: `break`, `continue` or `return`."""
+    if isinstance(statement, ast.For | ast.While):
+        return returns(statement)
+    inside = [] if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.expr) else [statement]
+    return any(
+        isinstance(each, ast.Break | ast.Continue | ast.Return)
+        or any(map(leaves, ast.iter_child_nodes(each)))
+        for each in inside
+    )
+
+
 def _inside(statement: ast.AST) -> Iterator[ast.AST]:
     """Yield a statement and those in it that are the same function's."""
     yield statement

@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.object_values import Instance, ModuleLis
 from onboard.codegen.translate.language.state import ClassState, Restart
 from onboard.codegen.translate.language.statements.assignments.kept import put_by_path
 from onboard.codegen.translate.language.statements.execute import execute
+from onboard.codegen.translate.language.statements.loops.turns import turn
 from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name
 from onboard.codegen.translate.language.values import Code, Value
 
@@ -150,7 +151,7 @@ def _write(loop: ast.For, noted: set[str], frame: Frame) -> None:
         case _:
             raise AssertionError(ast.unparse(loop))
     noted = noted - {path, part}
-    with frame.branch(frame.env.copy()) as body, frame.loop(frame.env):
+    with frame.branch(frame.env.copy()) as body, turn(loop, frame.env, frame):
         frame.env.values[path] = Code(name(path), static=True)
         frame.env.values[part] = _Part(name(part), static=True)
         asked = frame.evaluate(test)

@@ -115,14 +115,22 @@ def _says(value: Value, found: object, frame: Frame) -> bool:
     return (decided_here(value, frame) if truth is None else truth) is found
 
 
+def _is_local(owner: ast.expr) -> bool:
+    """Whether a place is a variable, or one in it: `states[0].inner`."""
+    match owner:
+        case ast.Name(id=variable):
+            return variable != "self"
+        case ast.Attribute(value=inner) | ast.Subscript(value=inner, slice=ast.Constant()):
+            return _is_local(inner)
+    return False
+
+
 def sets_field(owner: ast.expr, attr: str, value: Value, frame: Frame, origin: ast.AST) -> bool:
     """Whether code puts another value into a field of an output, which has it from here on."""
-    path = ast.unparse(owner).split(".")
-    local = all(map(str.isidentifier, path)) and path[0] != "self"
-    output = frame.evaluate(owner) if local else NONE
+    output = frame.evaluate(owner) if _is_local(owner) else NONE
     if not isinstance(output, Output):
         return False
-    named = path[0] if len(path) == 1 else ""
+    named = owner.id if isinstance(owner, ast.Name) else ""
     put(output, attr, frame.settle(value), frame, named, origin)
     return True
 

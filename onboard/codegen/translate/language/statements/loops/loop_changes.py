@@ -26,13 +26,14 @@ def filled_dicts(start: Env, end: Env) -> dict[str, Value]:
     return {key: value for key, value in dicts.items() if (value.form or "").startswith("dict of ")}
 
 
-def changed(node: ast.For, start: Env, frame: Frame) -> list[str]:
+def changed(node: ast.For | ast.While, start: Env, frame: Frame) -> list[str]:
     """Return the variables from before a loop that mean something else after its body, once fields of
     objects are in the variables that carry them.
     """
     variables.carry(start, frame, node)
     end = frame.env
-    own = {item.id for item in ast.walk(node.target) if isinstance(item, ast.Name)}
+    targets = [node.target] if isinstance(node, ast.For) else []
+    own = {item.id for each in targets for item in ast.walk(each) if isinstance(item, ast.Name)}
     shared = [key for key in start.values if key in end.values and key not in own]
     named = [start.values[key] for key in shared if key.isidentifier()]
     shared = [k for k in shared if not (k.startswith(GIVEN) and start.values[k] in named)]
@@ -46,7 +47,7 @@ def _means_the_same(before: Value, after: Value) -> bool:
     return there and same_kind and before.equals(after)
 
 
-def left(node: ast.For, start: Env, end: Env, frame: Frame) -> dict[str, Value]:
+def left(node: ast.For | ast.While, start: Env, end: Env, frame: Frame) -> dict[str, Value]:
     """Return the variables that a loop binds first, and that are read behind it: they are what its
     last turn has left.
     """
@@ -75,7 +76,9 @@ def widen(key: str, end: Value, frame: Frame, node: ast.AST) -> None:
     form = sequence_of_all((value, end))
     code = lists.listed(value) if form == LIST and isinstance(value, Items) else value.code()
     optional = value.may_be_none or end.may_be_none
-    frame.bind(key, Code(code, form=form, optional=optional), node)
+    counts = frame.kind == "init" or isinstance(node, ast.While)
+    static = counts and value.is_static and end.is_static
+    frame.bind(key, Code(code, static, form=form, optional=optional), node)
 
 
 def taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
@@ -86,8 +89,8 @@ def taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
 
 
 def forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
-    """Drop guards since `before`, of branches decided while a list was taken for empty; methods
-    keep what they need.
+    """Drop guards since `before`, of branches decided while a list was taken for empty, or a variable
+    for what it is before the loop; methods keep what they need.
     """
     if frame.cls is not None and len(frame.cls.methods) == before[1]:
         frame.cls.guards[:] = before[0]

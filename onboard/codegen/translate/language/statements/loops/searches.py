@@ -11,7 +11,7 @@ from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.values import Unread
 
 
-def looked_for(node: ast.For, frame: Frame) -> bool:
+def looked_for(node: ast.For | ast.While, frame: Frame) -> bool:
     """Leave what a loop with a `break` assigns unread, if that is all it does; return whether it
     is.
     """

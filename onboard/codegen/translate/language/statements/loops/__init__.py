@@ -1,0 +1,1 @@
+"""Loops: what their turns do and leave."""
