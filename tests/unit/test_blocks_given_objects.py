@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from onboard.analysis.recognise.recorder import ModuleCall, modules_recorded
 from onboard.testing import fresh_seed, record_calls
@@ -90,3 +91,9 @@ def test_the_proof_compares_what_a_block_returns_besides(
             compare_outputs("blocks.0", "Generated", output, expected_of(output, first))
     else:
         assert compare_outputs("blocks.0", "Generated", output, expected_of(output, first))[1] == 0
+
+
+def test_none_stands_for_a_cache() -> None:
+    x = torch.randn(2, 3)
+    ours, theirs = (x, None, (None, None)), (x.clone(), DynamicCache(), (None, None))
+    assert compare_outputs("blocks.0", "Generated", ours, theirs)[1] == 0

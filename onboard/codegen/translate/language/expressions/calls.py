@@ -334,7 +334,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         handler := BUILTINS.get(dict if is_typeddict(obj) else obj) if callable(obj) else None
     ) is not None:
         return handler(expr, args, frame)
-    if objects.is_cache(obj):
+    if objects.makes_cache(obj):
         return NONE  # nothing was before the text
     if (made := returned_objects.output(obj, args, frame)) is not None:
         return made

@@ -337,8 +337,11 @@ def named_tuple(cls: object, args: Args) -> Named | None:
     return Named(tuple(given[name] for name in names), names=names, cls=cls)
 
 
-def is_cache(cls: object) -> bool:
-    """Tell whether `cls` is a class of caches: a new one is empty."""
+def makes_cache(obj: object) -> bool:
+    """Tell whether `obj` is a class of caches, or a method of one that makes it of what a forward is
+    given (`from_legacy_cache`): a new one is empty.
+    """
+    cls = getattr(obj, "__self__", obj)
     return isinstance(cls, type) and issubclass(cls, Cache)
 
 
