@@ -68,6 +68,6 @@ def _logits(
 ) -> torch.Tensor:
     mask = torch.ones_like(tokens)
     logits: torch.Tensor = model(
-        tokens, attention_mask=mask, position_ids=position_ids, use_cache=False
+        input_ids=tokens, attention_mask=mask, position_ids=position_ids, use_cache=False
     ).logits
     return logits

@@ -38,7 +38,7 @@ _FARTHEST = 1 << 17
 _COVERED = 19
 """Any other prompt has a token of a higher index: it has 21."""
 _BEYOND = 9
-_POSITIONS = ("max_position_embeddings", "max_seq_len")
+_POSITIONS = ("max_position_embeddings", "max_seq_len", "n_ctx")
 _MOST_ROWS = 8
 _DIVIDE = (ast.Div, ast.FloorDiv, ast.Mod)
 _EQUAL = (ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Is, ast.IsNot)
@@ -58,7 +58,9 @@ def build_roomy(config: PretrainedConfig) -> nn.Module:
         if positions(small) <= each < min(positions(config), _FARTHEST)
     ]
     if beyond and hasattr(text_config(deep), _POSITIONS[0]):
-        setattr(text_config(deep), _POSITIONS[0], beyond[-1] + 2 * _BEYOND)
+        for name in _POSITIONS:  # tables may be as long as one of them, and positions another
+            if isinstance(getattr(text_config(deep), name, None), int):
+                setattr(text_config(deep), name, beyond[-1] + 2 * _BEYOND)
     return model if deep.to_dict() == small.to_dict() else build_small(deep)
 
 

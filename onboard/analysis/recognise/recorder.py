@@ -198,7 +198,9 @@ def fields_in(item: object) -> Iterator[Any]:
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return tuples, lists, dicts and objects with what they hold changed, in a copy."""
+    """Return tuples, lists, dicts and objects with what they hold changed, in a copy. What code puts
+    at an output beside its fields stays as it is.
+    """
 
     def changed(item: Any) -> Any:
         if not keeps_fields(item):
@@ -207,7 +209,11 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
         vars(made).update({key: mapped(change, part) for key, part in vars(item).items()})
         return made
 
-    return tree_map(changed, value)
+    whole = tree_map(changed, value)
+    if isinstance(value, ModelOutput):
+        for key in vars(value).keys() - vars(whole).keys():
+            setattr(whole, key, getattr(value, key))
+    return whole
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama import modeling_llama as llama
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.recognise.recorder import NAME, _copied, record
+from onboard.analysis.recognise.recorder import NAME, _copied, mapped, record
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.analysis.tiny.tiny_prompts import prompt
@@ -181,3 +181,11 @@ def test_code_that_takes_attention_by_names_that_it_knows_alone_keeps_its_own() 
     assert recording.attention == []
     assert (asked[0], asked[1]) == (NAME, model.config._attn_implementation)
     torch.testing.assert_close(recording.logits, expected)
+
+
+def test_what_code_puts_at_an_output_stays_in_a_copy() -> None:
+    output = BaseModelOutput(last_hidden_state=torch.ones(2))
+    output.beside = ["kept"]  # type: ignore[attr-defined]
+    made = mapped(lambda item: item + 1, output)
+    assert made.beside == ["kept"]
+    assert torch.equal(made.last_hidden_state, torch.full((2,), 2.0))
