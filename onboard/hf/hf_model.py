@@ -22,6 +22,8 @@ from onboard.hf.architecture import causal_lm_class, refuse_own_code
 from onboard.hf.codebooks import with_tokens
 from onboard.untrusted.bounds import bounded_modules
 
+_EAGER = "eager"
+"""Attention as transformers' files write it out, by its name."""
 _GROUPED = 8
 """Rows and columns of experts that torch's grouped product takes are multiples of it."""
 
@@ -80,15 +82,16 @@ def from_config(model_class: Any, config: Any, **kwargs: Any) -> Any:
 
 def _from_config(model_class: Any, config: Any, **kwargs: Any) -> Any:
     """Return the model of a config as its class makes it; code that refuses eager attention, by
-    that name, gets torch's function. A constructor that fails in another dtype than float32, which
-    transformers of its year made all models in, runs in that; its parameters get the dtype then.
+    that name, or whose table of attention classes lacks it, gets torch's function. A constructor
+    that fails in another dtype than float32, which transformers of its year made all models in,
+    runs in that; its parameters get the dtype then.
     """
     before = copy.deepcopy(config)
     try:
         return model_class._from_config(config, **kwargs)
-    except (ValueError, AssertionError) as error:
-        refused = kwargs.get("attn_implementation") == "eager" and "attn_impl" in said_by(error)
-        if not refused:
+    except (ValueError, AssertionError, KeyError) as error:
+        named = error.args == (_EAGER,) or "attn_impl" in said_by(error)
+        if kwargs.get("attn_implementation") != _EAGER or not named:
             raise
     except RuntimeError:
         dtype = kwargs.get("dtype") or getattr(before, "dtype", None)

@@ -279,7 +279,8 @@ def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
         return Known(True)
     if attr == "_attn_implementation":
         return Known(frame.translator.implementation)
-    return Known(CONFIG_FACTS[attr])
+    turned = frame.translator.changed.get(attr) if config is frame.translator.config else None
+    return turned if isinstance(turned, Known) else Known(CONFIG_FACTS[attr])
 
 
 def asks_for_package(obj: Any) -> bool:

@@ -18,6 +18,8 @@ from onboard.codegen.translate.language.values import NONE, Code, Known, Value
 
 _FUNCTIONS = ("eager", "sdpa", "flash_attention_2")
 """Names of functions that compute the same attention."""
+_RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
+"""What says what forwards give beside what they compute, which constructors may turn on."""
 
 
 def states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
@@ -71,7 +73,8 @@ def change_for_all(owner: ast.expr, attr: str, value: Value, frame: Frame) -> No
     if value.is_static and _is_read_here_alone(attr, frame):
         frame.env.values[f"{ast.unparse(frame.code(owner))}.{attr}"] = value
         return
-    for_all = own and not made or _is_new(attr, frame) or _is_of_one_class(attr, frame)
+    always = not frame.branches and not frame.loops and attr in _RECORDED
+    for_all = own and not made or always or _is_new(attr, frame) or _is_of_one_class(attr, frame)
     if not isinstance(value, Known) or not for_all:
         raise Untranslatable(f"an assignment to config.{attr} once modules are made of the config")
     if (known := program.changed.setdefault(attr, value)) is not value and not known.equals(value):

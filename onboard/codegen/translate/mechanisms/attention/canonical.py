@@ -236,6 +236,13 @@ def _has_flags(args: Args, flags: tuple[bool, ...]) -> bool:
     return tuple(value for value in known if type(value) is bool) == flags
 
 
+def _usual(table: Mapping[Any, Any], frame: Frame) -> str | None:
+    """Return the key of the attention that a table of classes has for any name it does not know."""
+    config = getattr(frame.translator.model, "config", None)
+    own = getattr(config, "_attn_implementation", None)
+    return next((key for key in (_EAGER, own) if key in table), None)
+
+
 def _is_dispatch(owner: Value) -> bool:
     return isinstance(owner, Global) and isinstance(owner.obj, HFAttentionInterface)
 
@@ -282,15 +289,17 @@ class CanonicalOps(Mechanism):
         return AttentionInterface() if dispatch else None
 
     def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
-        """The eager one of a table of attention classes, and transformers' own table."""
+        """The eager one of a table of attention classes, or, where it has none, the one that the model
+        has; and transformers' own table.
+        """
         if _is_dispatch(owner):
             return AttentionInterface()
         match owner, index:
             case Global(obj=dict() as table), Known(value=key) if (
-                _EAGER in table and key not in table
+                key not in table and (usual := _usual(table, frame)) is not None
             ):
-                asked = str(key).replace(CONFIG_FACTS["_attn_implementation"], _EAGER)
-                eager = table[found := asked if asked in table else _EAGER]
+                asked = str(key).replace(CONFIG_FACTS["_attn_implementation"], usual)
+                eager = table[found := asked if asked in table else usual]
                 if inspect.isclass(eager):
                     return Global(eager, name(eager.__name__))
                 return item_of(owner, Known(found), node, frame)
