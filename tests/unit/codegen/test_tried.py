@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
-from tests.unit.codegen.test_own_code import _made, _written
+from tests.unit.codegen.test_own_code import _made, _with_parts, _written
 
 Translate = Callable[..., tuple[Any, str, str]]
 
@@ -82,6 +82,40 @@ def test_what_is_tried_of_a_text_and_never_run_is_refused(translate: Translate) 
         "try:\n            return x * self.size\n        except IndexError:\n            return x",
     )
     with pytest.raises(Untranslatable, match="no small model comes to"):
+        translate(text, {"size": 3.0}, specialised=True)
+
+
+SEVERAL = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = 1.0
+        try:
+            self.size = config.size
+            if config.shift:
+                self.size = 777.0
+            self.size = 888.0
+        except Exception:
+            pass
+
+    def forward(self, x):
+        return x * self.size
+"""
+
+
+def test_what_is_done_before_a_try_fails_stays_done(translate: Translate) -> None:
+    config = {"size": 3.0}
+    state, init, _ = translate(SEVERAL, config, specialised=True)
+    assert "777" not in init
+    assert "888" not in init
+    x = torch.randn(5)
+    assert torch.equal(_made(_written(state), config)(x), 3.0 * x)
+    assert [*map(ast.unparse, state.guards)] == ["not hasattr(config, 'shift')"]
+
+
+def test_what_fails_inside_a_statement_of_a_try_is_refused(translate: Translate) -> None:
+    text = SEVERAL.replace("if config.shift:", "if config.size:").replace("777.0", "config.shift")
+    with pytest.raises(Untranslatable, match="inside one of its statements"):
         translate(text, {"size": 3.0}, specialised=True)
 
 
@@ -158,3 +192,44 @@ def test_a_convolution_in_two_dimensions_of_which_one_is_one_is_causal(
 def test_one_that_looks_ahead_stays_as_it_is(translate: Translate) -> None:
     _, _, forward = translate(CONVOLVED, {"size": 4, "pad": 1}, specialised=True)
     assert forward.count("torch_causal_conv1d") == 1
+
+
+NUMBERED = """
+class Part(nn.Module):
+    def __init__(self, config, number):
+        super().__init__()
+        self.chosen = config.chosen
+        if config.has and number in self.chosen:
+            from no_such_file import Other
+            self.other = Other(config)
+        else:
+            self.other = None
+
+    def forward(self, x):
+        if self.other is not None:
+            return self.other(x)
+        return x + 1.0
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.parts = nn.ModuleList([Part(config, i) for i in range(config.parts)])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+"""
+
+
+def test_a_side_that_no_layer_takes_is_asserted(translate: Translate) -> None:
+    config = {"parts": 3, "has": True, "chosen": [3]}
+    state, _, _ = translate(NUMBERED, config, specialised=True)
+    states = [*state.translator.states.values()]
+    part = next(each for each in states if each.cls.__name__ == "Part")
+    x = torch.randn(5)
+    assert torch.equal(_made(_with_parts(state), config)(x), x + 3.0)
+    [guard] = map(ast.unparse, part.guards)
+    assert guard.startswith("not (")
+    assert "number in" in guard

@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from onboard.analysis.behaviour.lines_run import lines_run
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.config_values import Setting
@@ -378,3 +379,32 @@ class _PlainConfig(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
         return ast.Name("config", ast.Load()) if ast.unparse(node) == "self.config" else node
+
+
+def side_here(node: ast.If, test: Value, frame: Frame) -> int:
+    """Return which side of a static test this config takes, or else all layers of a small model, whose
+    numbers decide it; 0 is the body.
+
+    Raises:
+        Untranslatable: neither tells.
+    """
+    try:
+        return 0 if frame.translator.decide(node.test, test, frame) else 1
+    except Untranslatable:
+        if (index := _of_all_layers(node, frame)) is None:
+            raise
+        return index
+
+
+def _of_all_layers(node: ast.If, frame: Frame) -> int | None:
+    """Return the side of a condition beside which the constructors of a small model never come to the
+    other; None where they come to both, or to neither.
+    """
+    program = frame.translator
+    if frame.kind != "init" or frame.cls is None or not program.specialised:
+        return None
+    runs, file = lines_run(program.model, program.config), str(frame.source.path)
+    came = [bool(side) and runs[file, side[0].lineno] > 0 for side in (node.body, node.orelse)]
+    if not runs[file, node.lineno] or came[0] and (came[1] or not node.orelse):
+        return None
+    return 0 if came[0] else 1

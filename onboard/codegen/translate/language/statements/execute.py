@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from onboard.codegen.translate.language.expressions import decisions
 from onboard.codegen.translate.language.expressions.branch_types import narrowed
-from onboard.codegen.translate.language.expressions.decisions import decided_by_part, decided_here
 from onboard.codegen.translate.language.expressions.evaluate import binary, condition
 from onboard.codegen.translate.language.expressions.half_tests import only_in_half
 from onboard.codegen.translate.language.forms import COUNTED
@@ -164,7 +164,7 @@ def _if(node: ast.If, frame: Frame) -> str | None:
     decided = frame.mechanisms.decided(node, frame)
     decided, test = test.truth() if decided is None else decided, condition(test)
     if decided is None and frame.translator.specialised and not test.is_static:
-        decided = decided_by_part(test, frame)
+        decided = decisions.decided_by_part(test, frame)
     if decided is not False and is_made_first(node, frame):
         return _first_call(node, frame)
     if decided is not None:
@@ -262,8 +262,8 @@ def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
         return _is_for_none(test, frame)
     if syntax.only_raises(node.body):
         return None
-    whole = decided_here(test, frame)
-    return decided_by_part(test, frame) if whole is None else whole
+    whole = decisions.decided_here(test, frame)
+    return decisions.decided_by_part(test, frame) if whole is None else whole
 
 
 def _is_for_none(test: Value, frame: Frame) -> Literal[False] | None:
@@ -272,7 +272,7 @@ def _is_for_none(test: Value, frame: Frame) -> Literal[False] | None:
     """
     assert frame.cls is not None
     before = list(frame.cls.guards)
-    if decided_here(test, frame) is False:
+    if decisions.decided_here(test, frame) is False:
         return False
     frame.cls.guards[:] = before
     return None
@@ -313,7 +313,7 @@ def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | No
     if not test.is_static or all(isinstance(side, Untranslatable) for side in sides):
         raise of_values(node, sides)
     try:
-        index = 0 if frame.translator.decide(node.test, test, frame) else 1
+        index = decisions.side_here(node, test, frame)
     except Untranslatable as error:
         reasons = dict.fromkeys(str(side) for side in sides if isinstance(side, Untranslatable))
         raise Untranslatable(f"{'; '.join(reasons)}, under {error}") from error

@@ -30,10 +30,23 @@ class Tried(Mechanism):
             return [*node.body, *node.orelse, *node.finalbody, *rest]
         if len(failed) > 1 or _runs(failed[0].body[0], frame) != _runs(node, frame):
             raise Untranslatable("a try that fails now and then")
-        if len(node.body) > 1:
-            raise Untranslatable("a try of several statements that fails")
-        _guard_absent(node.body[0], frame)
-        return [*failed[0].body, *node.finalbody, *rest]
+        done, fails = _up_to_failure(node, frame)
+        _guard_absent(fails, frame)
+        return [*done, *failed[0].body, *node.finalbody, *rest]
+
+
+def _up_to_failure(node: ast.Try, frame: Frame) -> tuple[list[ast.stmt], ast.AST]:
+    """Return what is done before a body fails, which it always does, and what fails: the last
+    statement that begins, or its condition.
+    """
+    begun = [item for item in node.body if _runs(item, frame)]
+    last = begun[-1]
+    inside = [item for item in ast.walk(last) if isinstance(item, ast.stmt) and item is not last]
+    if begun != node.body[: len(begun)] or _runs(last, frame) < _runs(node, frame):
+        raise Untranslatable("a try that fails now and then")
+    if any(_runs(item, frame) for item in inside):
+        raise Untranslatable("a try that fails inside one of its statements")
+    return begun[:-1], last.test if isinstance(last, ast.If) else last
 
 
 def _runs(node: ast.stmt, frame: Frame) -> int:
@@ -41,7 +54,7 @@ def _runs(node: ast.stmt, frame: Frame) -> int:
     return lines_run(program.model, program.config)[str(frame.source.path), node.lineno]
 
 
-def _guard_absent(tried: ast.stmt, frame: Frame) -> None:
+def _guard_absent(tried: ast.AST, frame: Frame) -> None:
     """Take for granted that the config has no field that the statement asks for in vain."""
     for node in ast.walk(tried):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
