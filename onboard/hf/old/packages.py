@@ -63,6 +63,8 @@ _FOLDERS = {
     *("src", "core", "common", "quant", "quantization", "helpers", "tools", "config", "configs"),
 }
 """What projects call folders of their own: packages of these names are somebody else's."""
+_NEAR = "which import it with a dot before its name then"
+"""As transformers finds neighbours; without the dot it looks for what is installed."""
 
 
 class _Absent(ModuleType):
@@ -89,7 +91,7 @@ def to_install(*packages: str) -> str:
     wanted = sorted(lacking.difference(WHOLE) or lacking)
     names = [_INSTALLED_AS.get(n, n.replace("_", "-")) for n in wanted if n not in _FOLDERS]
     folders = ", ".join(name for name in wanted if name in _FOLDERS)
-    own = f"Put {folders}, of the code's own project, beside its files" if folders else ""
+    own = f"Put {folders}, of the code's own project, beside its files, {_NEAR}" if folders else ""
     sure = _FOLDERS.union(_INSTALLED_AS, (form.partition(".")[0] for form in FORMS))
     unsure = " or ".join(name for name in wanted if name not in sure)
     otherwise = f", or what the project of {unsure} says" if unsure else ""

@@ -387,7 +387,10 @@ def test_a_folder_of_the_codes_project_is_no_package(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(packages._FINDER, "packages", {"einops"})
     assert packages.to_install("flash_attn") == "pip install flash-attn"
     monkeypatch.setattr(packages._FINDER, "packages", {"einops", "lib"})
-    own = "Put lib, of the code's own project, beside its files"
+    own = (
+        "Put lib, of the code's own project, beside its files,"
+        " which import it with a dot before its name then"
+    )
     assert packages.to_install() == own
     assert packages.to_install("flash_attn") == f"{own}; pip install flash-attn"
 
