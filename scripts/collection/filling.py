@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,8 @@ def _with_neighbours(text: str, modules: dict[str, str]) -> str:
     file is from its own tree, as code on the Hub does: config classes, too, that are not beside it.
     """
     for old, new in modules.items():
-        here = rf"^([ \t]*)from (?!transformers\b)\.*(?:\w+\.)*{old} import"
+        dots = r"\.+" if old in sys.stdlib_module_names else r"\.*"
+        here = rf"^([ \t]*)from (?!transformers\b){dots}(?:\w+\.)*{old} import"
         text = re.sub(here, rf"\1from .{new} import", text, flags=re.M)
     text = re.sub(r"^([ \t]*)from \.\.\.(?=\w)", r"\1from transformers.", text, flags=re.M)
     own = "|".join(modules) or "-"

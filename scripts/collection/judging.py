@@ -92,6 +92,8 @@ def _whole(model: Any, text: Any) -> Any:
         output = model.language_model(input_ids=text, **how)
     except AttributeError:  # it wants to be told that all tokens count
         output = model(input_ids=text, attention_mask=text.new_ones(text.shape), **how)
+    except IndexError:  # it wants to keep what it computes
+        output = model(input_ids=text)
     except RuntimeError:  # it wants to be told where its tokens are
         output = model(input_ids=text, position_ids=_positions(text), **how)
     if isinstance(output, (tuple, dict)) and not hasattr(output, "logits"):
