@@ -9,11 +9,13 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
+from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
 from onboard.codegen.translate.language.forms import TRIANGLE, ZEROS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.handed.by_name import Output
 from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.program.inline import inline
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import (
     Untranslatable,
@@ -59,6 +61,22 @@ _FUNCTIONS = (
     torch.masked_fill,
     torch.einsum,
 )
+
+
+def _of_products_alone(cls: type, args: Args, frame: Frame) -> Value | None:
+    """Return what a module without parts makes of queries and keys, or of weights and values; None
+    where it makes something else, or reads anything of itself.
+    """
+    found = find_method(cls, "forward") if frame.translator.translates(cls) else None
+    if found is None or any(
+        isinstance(node, ast.Name) and node.id == "self" for node in ast.walk(found[1])
+    ):
+        return None
+    given = Args([NONE, *args.positional], args.keywords, args.stars)
+    source = module_source(found[0].__module__)
+    result = inline(frame.translator, found[1], source, given, frame.cls or frame.caller)
+    attends = any(isinstance(item, Scores) for item in (*args.positional, result))
+    return result if attends else None
 
 
 def without_weights(value: Value) -> Value:
@@ -124,12 +142,14 @@ class WrittenAttention(Mechanism):
         return with_window(call_of(function, args, unmasked_call(expr, args)), frame)
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
-        """A module that is a softmax."""
+        """A module that is a softmax, or that only multiplies what it is given."""
         match callee, args.positional:
             case Instance(classes=(cls,)), [first, *_] if cls is nn.Softmax:
                 return with_window(softmax(first), frame)
             case Instance(classes=(cls,), expr=expr), [Scores() as scores] if cls is nn.Tanh:
                 return capped(scores, unmasked_call(expr, args)) if scores.attends else None
+            case Instance(classes=(cls,)), [_, _]:
+                return _of_products_alone(cls, args, frame)
         return None
 
     def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
