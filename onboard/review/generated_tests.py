@@ -17,7 +17,7 @@ from onboard.review.checklist import Subject, contract
 from onboard.review.family_class import literal, suite_names, suite_value
 from onboard.review.python_source import Outcome, Source, dotted, forbid, require, shape
 
-SUITE_DIGEST = "4ae26b5bda9d02b079272789d63656f950b00db15c276e3f06af91a76bbaebc3"
+SUITE_DIGEST = "ed0613b6f92f6090336c2875de50e1046af22cc2a6a3371ec66631c7b1a7959e"
 """SHA-256 of the suite that part E was written for. Whoever changes the suite reads each item again
 and then writes the new digest here.
 """

@@ -80,12 +80,12 @@ class Pair:
         with told_of(exact.close_choices if exact else lambda: 0):
             assert_rmse_close(actual, expected, self.limit(kind), label, self.suite.files(), exact)
 
-    def in_float64(self, *text: torch.Tensor, read: Read | None = None, **told: Any) -> Exact:
+    def in_float64(self, read: Read | None = None, **told: Any) -> Exact:
         """Return what computes, when it is asked, the logits that transformers' model has of a text
         in float64, or what is read of them, and counts its choices that rounding decides.
         """
 
-        return Exact(self, text, told, read)
+        return Exact(self, told, read)
 
     @cached_property
     def exact_model(self) -> InFloat64:
@@ -98,19 +98,18 @@ class Exact:
     """What is asked of a text where a comparison of its logits fails."""
 
     pair: Pair
-    text: tuple[torch.Tensor, ...]
     told: dict[str, Any]
     read: Read | None
 
     @torch.no_grad()
     def __call__(self) -> torch.Tensor:
         """Return in float64 what the comparison expects."""
-        found: torch.Tensor = self.pair.exact_model(*self.text, **self.told).logits
+        found: torch.Tensor = self.pair.exact_model(**self.told).logits
         return self.read(found) if self.read else found
 
     def close_choices(self) -> int:
         """Return how many choices of transformers' model on this text rounding decides."""
-        return close_choices(self.pair.expected, *self.text, **self.told)
+        return close_choices(self.pair.expected, **self.told)
 
 
 class EquivalenceSuite:
@@ -253,8 +252,8 @@ class EquivalenceSuite:
         for prompt, tokens, logprobs in self.continued(llm):
             text = torch.tensor([prompt + tokens], device=pair.device)
             told, read = self.told(text), partial(self.log_probabilities, start=len(prompt))
-            logits = pair.expected(text, **told, use_cache=False).logits
-            exact = pair.in_float64(text, read=read, **told, use_cache=False)
+            logits = pair.expected(input_ids=text, **told, use_cache=False).logits
+            exact = pair.in_float64(input_ids=text, read=read, **told, use_cache=False)
             label = f"decode after {len(prompt)} tokens"
             expected = read(logits.float())
             actual = all_logprobs(logprobs)
@@ -393,6 +392,6 @@ class FirstPositionSuite(EquivalenceSuite):
         """Positions that are not given begin there in transformers' model."""
         size = (self.batch, self.length)
         text = torch.randint(16, self.vocabulary(), size, device=pair.device)  # no special tokens
-        actual = pair.expected(text, **self.told(text), use_cache=False).logits
-        expected = pair.expected(text, use_cache=False).logits
+        actual = pair.expected(input_ids=text, **self.told(text), use_cache=False).logits
+        expected = pair.expected(input_ids=text, use_cache=False).logits
         pair.assert_close(actual, expected, "model", "positions")
