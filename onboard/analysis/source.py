@@ -256,3 +256,21 @@ def gives_its_input(cls: type) -> bool:
         case [_, ast.arg(arg=given)], [ast.Return(value=ast.Name(id=returned))]:
             return given == returned
     return False
+
+
+def multiplies(cls: type) -> bool:
+    """Whether modules of a repository's class only multiply the two matrices that they are given."""
+    found = find_method(cls, "forward")
+    if found is None or cls.__module__.split(".")[0] in ("torch", "transformers"):
+        return False
+    body = [item for item in found[1].body if not isinstance(item, ast.Expr)]
+    match found[1].args.args, body:
+        case [_, ast.arg(arg=left), ast.arg(arg=right)], [
+            ast.Return(
+                value=ast.BinOp(op=ast.MatMult())
+                | ast.Call(func=ast.Attribute(attr="matmul" | "bmm"))
+            )
+        ]:
+            read = {node.id for node in ast.walk(body[0]) if isinstance(node, ast.Name)}
+            return read <= {left, right, "torch"}
+    return False

@@ -17,7 +17,7 @@ from onboard import __version__
 from onboard.analysis.blocks.spec_mixtures import Mixture
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
-from onboard.analysis.source import gives_its_input
+from onboard.analysis.source import gives_its_input, multiplies
 from onboard.analysis.spec import ModelSpec, unrun_in
 from onboard.analysis.spec_blocks import Mask
 from onboard.analysis.tiny.loaded_config import load_config
@@ -230,7 +230,7 @@ def _class_names(
     model: nn.Module, layers: list[str], eager: list[str]
 ) -> Iterator[tuple[str, str]]:
     """Path and class name of the modules in `layers` or in no layer; not torch's own ones, nor places
-    to watch, which are left out.
+    to watch, which are left out, nor what only multiplies, which is a part of attention.
     """
     for path, module in model.named_modules():
         in_layer = re.search(r"^(.*?\.\d+)\.", path)
@@ -238,6 +238,7 @@ def _class_names(
         if (
             own
             and not gives_its_input(type(module))
+            and not multiplies(type(module))
             and (in_layer is None or in_layer[1] in layers)
         ):
             yield path, type(module).__name__

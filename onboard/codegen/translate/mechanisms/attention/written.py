@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
-from onboard.analysis.source import find_method, module_source
+from onboard.analysis.source import find_method, module_source, multiplies
 from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
 from onboard.codegen.translate.language.forms import TRIANGLE, ZEROS
 from onboard.codegen.translate.language.frame import Frame, Mechanism
@@ -64,13 +64,11 @@ _FUNCTIONS = (
 
 
 def _of_products_alone(cls: type, args: Args, frame: Frame) -> Value | None:
-    """Return what a module without parts makes of queries and keys, or of weights and values; None
-    where it makes something else, or reads anything of itself.
+    """Return what a module that only multiplies makes of queries and keys, or of weights and values;
+    None where it makes something else, or of something else.
     """
-    found = find_method(cls, "forward") if frame.translator.translates(cls) else None
-    if found is None or any(
-        isinstance(node, ast.Name) and node.id == "self" for node in ast.walk(found[1])
-    ):
+    found = find_method(cls, "forward") if multiplies(cls) else None
+    if found is None:
         return None
     given = Args([NONE, *args.positional], args.keywords, args.stars)
     source = module_source(found[0].__module__)
