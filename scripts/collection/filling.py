@@ -47,7 +47,8 @@ def _fill_one(clones: Path, folder: Path, entry: dict[str, Any]) -> None:
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         target = folder / renamed.get(file, file)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(_with_neighbours(text, modules), encoding="utf-8")
+        own = text.removeprefix("\ufeff")  # which transformers takes for a part of the code
+        target.write_text(_with_neighbours(own, modules), encoding="utf-8")
     if "modules" in entry:
         _fill_flat(git_folder, folder, entry)
     path = folder / "config.json"
