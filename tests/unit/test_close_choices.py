@@ -80,7 +80,7 @@ def _tie(pair: Pair) -> None:
 def test_a_comparison_says_where_the_reference_itself_chose_by_rounding() -> None:
     torch.manual_seed(seed := fresh_seed())
     pair, text = _pair(seed), torch.randint(64, (1, 9))
-    exact = pair.in_float64(text, use_cache=False)
+    exact = pair.in_float64(input_ids=text, use_cache=False)
     wrong, right = exact().float() * 1.01, exact().float()
     _tie(pair)
     with pytest.raises(CloseChoiceError, match="rounding decides 9 of the reference's own choices"):

@@ -136,15 +136,15 @@ def test_the_reference_of_a_pair_is_computed_in_float64() -> None:
     expected = hf_causal_lm(LlamaForCausalLM, CONFIG, seed=0)
     pair = Pair(expected, nn.Identity(), [], {}, "cpu", "float32", Suite)
     text = torch.arange(7)[None]
-    exact = pair.in_float64(text, use_cache=False)()
+    exact = pair.in_float64(input_ids=text, use_cache=False)()
     assert exact.dtype == torch.float64
     assert 0 < rmse_ratio(expected(text).logits, exact) < 1e-6
-    last = pair.in_float64(text, read=lambda logits: logits[0, -1])()
+    last = pair.in_float64(input_ids=text, read=lambda logits: logits[0, -1])()
     assert torch.equal(last, exact[0, -1])
     assert expected.dtype == torch.float32
 
     def known(value: torch.Tensor) -> Exact:
-        return pair.in_float64(text, read=lambda _: value)
+        return pair.in_float64(input_ids=text, read=lambda _: value)
 
     with pytest.raises(AssertionError, match="at most 1e-05 is allowed; against float64"):
         pair.assert_close(1.00003 * exact.float(), exact.float(), "model", "x", known(exact))

@@ -291,7 +291,9 @@ VIOLATIONS = [
     ),
     Violation("E15", TEST, LAYERS, LAYERS + "    test_export = None\n"),
     Violation("E16", SUITE, BATCH, "[(self.batch, self.length)]"),
-    Violation("E17", SUITE, "logits = pair.expected(text, ", "logits = pair.actual(text, "),
+    Violation(
+        "E17", SUITE, "= pair.expected(input_ids=text, **t", "= pair.actual(input_ids=text, **t"
+    ),
     Violation("E17", SUITE, "test_cached_decode", "test_decode"),
     Violation("E17", SUITE, "llm.generate(texts, params)", "made(texts, params)"),
     Violation("E17", TEST, LAYERS, LAYERS + "    prompt_lengths = (1,)\n"),
