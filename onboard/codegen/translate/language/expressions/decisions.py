@@ -403,6 +403,8 @@ def _of_all_layers(node: ast.If, frame: Frame) -> int | None:
     program = frame.translator
     if frame.kind != "init" or frame.cls is None or not program.specialised:
         return None
+    if not all(hasattr(each, "lineno") for each in (node, *node.body[:1], *node.orelse[:1])):
+        return None  # it is no code of the repository's
     runs, file = lines_run(program.model, program.config), str(frame.source.path)
     came = [bool(side) and runs[file, side[0].lineno] > 0 for side in (node.body, node.orelse)]
     if not runs[file, node.lineno] or came[0] and (came[1] or not node.orelse):
