@@ -206,6 +206,16 @@ class _Reader:
                 _refuse(default)
         self._visit_all([node.args, *node.body, *([node.returns] if node.returns else [])])
 
+    def _while(self, node: ast.While) -> None:
+        """A loop goes on as long as something says that its body changes."""
+        names = [
+            item for each in node.body for item in ast.walk(each) if isinstance(item, ast.Name)
+        ]
+        stored = {item.id for item in names if isinstance(item.ctx, ast.Store)}
+        if not stored & {item.id for item in ast.walk(node.test) if isinstance(item, ast.Name)}:
+            _refuse(node)
+        self._visit_all(ast.iter_child_nodes(node))
+
     def _constant(self, node: ast.Constant) -> None:
         if not isinstance(node.value, str | int | float | complex | type(None) | type(...)):
             _refuse(node)

@@ -243,6 +243,8 @@ def test_what_is_on_no_list_is_refused_at_the_top(top: str) -> None:
         "global x",
         "with x:\n    pass",
         "try:\n    pass\nexcept ValueError:\n    pass",
+        "while True:\n    pass",
+        "while x:\n    y = x",
         "yield x",
         "(y := torch.os)",
         "assert torch.os",
