@@ -118,6 +118,8 @@ class VerifyDocument(Document):
     prompt_lengths: list[int]
     tolerance: float
     reference_error: float
+    beside: str
+    """What it was compared with: transformers, or the repository's own code."""
     world_size: int
     checks: list[dict[str, Any]]
     """One a transform: `transform`, `errors` by the way of running, `exception`, `matched`."""

@@ -140,10 +140,12 @@ def print_end(report: VerifyReport) -> None:
     if idle := sum(not check.matched and check.passes(report.tolerance) for check in report.checks):
         print(f"{idle} more transforms matched nothing in this model: ok")
     lengths = ", ".join(map(str, report.prompt_lengths))
+    print(f"compared with {report.beside}")
     print(f"{report.device}, {report.dtype}, prompts of {lengths} tokens, seed {report.seed}")
     if report.reference_error:
         print(
-            f"transformers itself in {report.dtype} against float32: {report.reference_error:.1e}"
+            f"{report.beside} in {report.dtype} against itself in float32: "
+            f"{report.reference_error:.1e}"
         )
     if report.graph_replays:
         print(f"CUDA graphs replayed: {report.graph_replays}")

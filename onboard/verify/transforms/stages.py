@@ -24,7 +24,6 @@ from onboard.verify.hf_logits import Asked, Reference, reference_logits
 from onboard.verify.seeds import fresh_seed
 from onboard.verify.tolerances import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
 from onboard.verify.transforms.trial import Trial, follow_trial, matched
-from onboard.verify.ways import Prompt
 
 References = Callable[[TransformContext, Sequence[Asked]], Reference]
 """Computes the logits that a run is compared with."""
@@ -59,13 +58,15 @@ class VerifyReport:
     prompt_lengths: list[int]
     tolerance: float
     reference_error: float
-    """The error of transformers itself in this dtype, against itself in float32; 0 in float32."""
+    """The error of what it is compared with in this dtype, against itself in float32; 0 in float32."""
     checks: list[Check] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     graph_replays: int = 0
     """Forward passes that replayed a CUDA graph."""
     world_size: int = 1
     """Ranks that divide the model from the stage sharding on."""
+    beside: str = "transformers"
+    """What it is compared with."""
 
     @property
     def first_failure(self) -> Check | None:
@@ -156,7 +157,8 @@ def _checked(
 ) -> tuple[VerifyReport, Observer]:
     """Return an empty report, and the observer that fills it."""
     context = trial.context
-    reference, reference_error = _reference(context, trial.prompts, references)
+    reference = references(context, [Asked.whole(prompt) for prompt in trial.prompts])
+    reference_error = _worst(reference.own, reference.exact) if reference.own else 0.0
     report = VerifyReport(
         model=model,
         device=str(context.device),
@@ -165,6 +167,7 @@ def _checked(
         prompt_lengths=[len(prompt) for prompt in trial.prompts],
         tolerance=_tolerance(context.dtype, reference_error),
         reference_error=reference_error,
+        beside=reference.whose,
         world_size=context.ranks.world_size,
         facts=context.facts,
     )
@@ -173,7 +176,7 @@ def _checked(
         if trial.is_as_before() and report.checks:
             check = dataclasses.replace(report.checks[-1], transform=key)
         else:
-            check = _check(key, module, trial, reference)
+            check = _check(key, module, trial, reference.exact)
         found = matched(context.history[-1])
         report.checks.append(dataclasses.replace(check, matched=found))
         report.graph_replays = getattr(module, "replays", 0)
@@ -181,16 +184,6 @@ def _checked(
             on_check(report)
 
     return report, observe
-
-
-def _reference(
-    context: TransformContext, prompts: Sequence[Prompt], references: References
-) -> tuple[list[torch.Tensor], float]:
-    """Return the other implementation's logits for each prompt in float32, and the error of its own
-    run in the context's dtype.
-    """
-    reference = references(context, [Asked.whole(prompt) for prompt in prompts])
-    return reference.exact, _worst(reference.own, reference.exact) if reference.own else 0.0
 
 
 def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
