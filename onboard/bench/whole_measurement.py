@@ -30,6 +30,7 @@ from onboard.bench.subject import Subject
 from onboard.bench.work import ModelWork, weights_of
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
+from onboard.hf.architecture import refuse_own_code
 from onboard.runtime.build import build_engine, resolve_device, resolve_dtype
 from onboard.runtime.engine import Engine
 from onboard.runtime.ranks.leading import led_ranks
@@ -103,6 +104,8 @@ def run_suite(
     subject: Subject, settings: Settings, on_progress: Progress = lambda _: None
 ) -> Report:
     """Measure a model; what is freed in between: the engine before transformers' model is built."""
+    if settings.peers:
+        refuse_own_code(subject.config)
     device = resolve_device(subject.runtime.device)
     dtype = resolve_dtype(subject.runtime.dtype, subject.config, device)
     startup = StartUp([Span("imports", 0.0, since_start())])

@@ -113,6 +113,11 @@ def test_no_other_class_stands_for_code_of_a_repository(
         assert run(["run", *where, "--mode", mode, "--token-ids", "1,2"]) == 2
         said = capsys.readouterr().err.splitlines()[-1]
         assert "no class of transformers stands for" in said
+    sizes = ["--batch", "1", "--context", "16"]
+    assert run(["bench", *where, *sizes, "--compare", "hf"]) == 2
+    said = capsys.readouterr().err
+    assert "no class of transformers stands for" in said
+    assert "measuring" not in said, "it is refused before anything takes time"
 
 
 @pytest.mark.parametrize("style", some_of(["biased2023", "modern"], always=(), by_chance=1))
