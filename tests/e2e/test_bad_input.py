@@ -209,6 +209,11 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         1,
         "has no safetensors weights",
     ),
+    "weight files without a tensor": (
+        lambda f: change_tensors(f, dict.clear),
+        1,
+        "have no tensor in them",
+    ),
     "NaN": (lambda f: poison(f, float("nan")), 1, "holds NaN"),
     "infinity": (lambda f: poison(f, float("-inf")), 1, "holds infinity"),
     "missing tensor": (lambda f: change_tensors(f, lambda t: t.pop(UP)), 1, f"it has no {UP}"),

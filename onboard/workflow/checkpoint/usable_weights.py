@@ -28,7 +28,12 @@ def stored_tensors(source: ModelSource, method: Method | None) -> dict[str, Tens
     from onboard.graph.weight_load.quantised_folder import open_checkpoint
 
     if has_weights(source.files()):
-        return open_checkpoint(source.weights()).names()
+        if not (found := open_checkpoint(source.weights()).names()):
+            raise OnboardError(
+                f"the weight files of {source.model} have no tensor in them",
+                hint="Fetch or save the checkpoint again",
+            )
+        return found
     return _of_the_hub(source, method) if isinstance(source, HubSource) else {}
 
 
