@@ -29,7 +29,9 @@ FILE = "modeling_aurora.py"
 
 @dataclass(frozen=True)
 class Stop:
-    """A construct without translation that computes what the code did."""
+    """A loop as long as values say, which has neither translation nor record, and computes what the code
+    did.
+    """
 
     block: str
     code: str
@@ -37,32 +39,30 @@ class Stop:
 
 
 STOPS = {
-    "match_in_mlp": Stop(
+    "in the mlp": Stop(
         "AuroraMLP",
         "        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))\n",
-        """        match self.gate_proj(x):
-            case gate:
-                gate = self.act_fn(gate)
-        return self.down_proj(gate * self.up_proj(x))
+        """        gate = made = self.gate_proj(x)
+        while torch.equal(made, gate):
+            made = self.act_fn(gate)
+        return self.down_proj(made * self.up_proj(x))
 """,
     ),
-    "nonlocal": Stop(
+    "in attention": Stop(
         "AuroraAttention",
         "        output = output.reshape(*input_shape, -1).contiguous()\n",
-        """
-        def join():
-            nonlocal output
-            output = output.reshape(*input_shape, -1).contiguous()
-
-        join()
+        """        joined = output
+        while torch.equal(joined, output):
+            joined = output.reshape(*input_shape, -1).contiguous()
+        output = joined
 """,
     ),
-    "match": Stop(
+    "in a layer": Stop(
         "AuroraDecoderLayer",
         "        hidden_states = hidden_states + attended * self.residual_scale\n",
-        """        match self.residual_scale:
-            case scale:
-                hidden_states = hidden_states + attended * scale
+        """        before = hidden_states
+        while torch.equal(hidden_states, before) and attended.any():
+            hidden_states = hidden_states + attended * self.residual_scale
 """,
     ),
 }
@@ -128,14 +128,14 @@ def test_a_block_without_translation_is_ported_and_proven(tmp_path: Path, name: 
 
 @pytest.mark.exhaustive
 def test_a_port_that_computes_something_else_is_not_kept(tmp_path: Path) -> None:
-    stop = STOPS["match_in_mlp"]
+    stop = STOPS["in the mlp"]
     wrong = block_of(stop).replace("* self.up_proj(x)", "+ self.up_proj(x)")
     answer = json.dumps({"block": {"name": stop.block, "text": wrong}})
     context = context_of(tmp_path, stop, answer)
     with pytest.raises(OnboardError, match=r"the proof fails with it: model\.layers\.0\.mlp"):
         Generate().run(context)
     context.options.agents = AgentsSettings()
-    with pytest.raises(UntranslatableError, match="Match at") as caught:
+    with pytest.raises(UntranslatableError, match="While at") as caught:
         Generate().run(context)
     assert caught.value.block == stop.block
     assert not (context.root / "models").exists()
