@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onboard.analysis.behaviour.thresholds import (
     positions,
@@ -36,9 +37,8 @@ def check_export(
             model, (), inputs, dynamic_shapes={key: dims for key in inputs}, strict=False
         )
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        said = f"torch.export fails on the generated {name}: {text}"
-        raise ProofError(said, blocks=running(error)) from error
+        blocks = running(error)
+        raise ProofError(_why_not(error, name, blocks), blocks=blocks) from error
     graph = program.module(check_guards=False)  # these are looked at all at once
     assert isinstance(graph, fx.GraphModule)
     # and export's bounds of sizes with them: what the graph computes is compared
@@ -46,6 +46,17 @@ def check_export(
     _check_guards(graph, model, positions(reference.config), spec)
     for other in (prompt(4, length=17, batch=2, tokens=tokens), *shapes):
         _compare_graph(graph, model, other)
+
+
+def _why_not(error: Exception, name: str, blocks: tuple[str, ...]) -> str:
+    """Return why a model is not exported, `blocks` being the classes that led there."""
+    if isinstance(error, GuardOnDataDependentSymNode):
+        where = f" (in {blocks[0]})" if blocks else ""
+        return (
+            f"the code of {name} asks what a tensor holds for a size, or for the way that it takes"
+            f"{where}, and one graph is for all texts"
+        )
+    return f"torch.export fails on the generated {name}: {' '.join(str(error).split())[:300]}"
 
 
 def _compare_graph(

@@ -18,6 +18,7 @@ from onboard.agents.role_runs import load_runs
 from onboard.agents.role_settings import AgentsSettings, Command
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
+from onboard.codegen.hints.hinted_text import hinted
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.verify.blocks import prove
@@ -280,7 +281,7 @@ def test_the_phases_mend_a_model_file_behind_walls(
     monkeypatch.setattr(made, lambda *_: faulty)
     result = Generate().run(context)
     path = context.root / MODEL
-    assert path.read_text() == generated.text
+    assert path.read_text() == hinted(generated.text, context.spec)
     assert "mended by the repairer" in result.summary
     monkeypatch.undo()
     path.write_text(faulty)

@@ -93,8 +93,17 @@ def test_data_dependent_code_does_not_export() -> None:
         "        hidden_states = self.embed_tokens(input_ids)[: int(input_ids.max()) + 99]\n",
     )
     assert wrong != text
-    with pytest.raises(OnboardError, match="torch.export fails"):
+    with pytest.raises(OnboardError, match=r"holds for a size, or .* \(in LlamaModel\)"):
         prove(wrong, spec)
+
+
+def test_code_that_branches_by_what_a_tensor_holds_is_said_so() -> None:
+    spec, text = _generated("llama")
+    line = "        hidden_states = self.embed_tokens(input_ids)\n"
+    branch = "        if hidden_states.abs().max() > 1e9:\n            hidden_states = 2 * hidden_states\n"
+    assert line in text
+    with pytest.raises(OnboardError, match=r"the way that it takes \(in LlamaModel\)"):
+        prove(text.replace(line, line + branch), spec)
 
 
 def test_proving_leaves_the_table_of_models_alone() -> None:
