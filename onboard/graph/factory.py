@@ -250,7 +250,6 @@ class ModelFactory:
         Its towers attend by torch's function where they can: written out, the scores of a large
         image take memory by the square of its size. The text model shows its masks.
         """
-        refuse_own_code(self.config)
         towers = [name for name in self.config.sub_configs if not self._is_text(name)]
         fused = {"": "eager", **dict.fromkeys(towers, "sdpa")}
         with parameters_on(torch.device("meta"), self.dtype):
@@ -273,7 +272,6 @@ class ModelFactory:
         return path
 
     def _hf_model(self) -> nn.Module:
-        refuse_own_code(self.config)
         attention = self.model_kwargs.get("attn_implementation", "eager")
         try:
             model = _build_reference(self.config, dtype=self.dtype, attn_implementation=attention)
@@ -304,6 +302,7 @@ def _build_reference(config: Any, **kwargs: Any) -> Any:
     """
     from onboard.hf.hf_model import build_reference
 
+    refuse_own_code(config)
     return build_reference(config, **kwargs)
 
 

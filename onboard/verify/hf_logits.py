@@ -63,6 +63,10 @@ class Reference:
     """
 
 
+References = Callable[[TransformContext, Sequence[Asked]], Reference]
+"""Computes the logits that a run is compared with."""
+
+
 def reference_logits(context: TransformContext, asked: Sequence[Asked]) -> Reference:
     """Run transformers' model of a run's checkpoint on each sequence by itself, without cache.
 

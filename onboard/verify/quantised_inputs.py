@@ -74,25 +74,17 @@ def quantised_inputs(context: TransformContext) -> dict[str, LayerInputs]:
     """
     if not _has_match(context, (*EIGHT_BIT_KEYS, *EXPERT_KEYS)):
         return {}
-    if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
-        return {}
-    found = {
-        name: _inputs_of(weight, checkpoint)
-        for name, weight in checkpoint.weights.items()
-        if name.endswith(".weight")
-    }
-    return {name: each for name, each in found.items() if each.how}
+    checkpoint = quantised_checkpoint(context.factory.checkpoint)
+    return (
+        {}
+        if checkpoint is None
+        else _inputs_of({each: each for each in checkpoint.weights}, checkpoint)
+    )
 
 
 def _has_match(context: TransformContext, keys: Sequence[str]) -> bool:
     """Whether one of these transforms changed something."""
     return any(entry.key in keys and entry.num_matches for entry in context.history)
-
-
-def _inputs_of(weight: QuantisedWeight, checkpoint: QuantisedCheckpoint) -> LayerInputs:
-    how = how_inputs_are_quantised(weight)
-    scale = checkpoint.input_scale(weight) if how == "tensor" else None
-    return LayerInputs(how, scale, weight.activations.dtype)
 
 
 def _quantised(model: nn.Module, context: TransformContext) -> dict[str, LayerInputs]:
@@ -104,11 +96,22 @@ def _quantised(model: nn.Module, context: TransformContext) -> dict[str, LayerIn
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return {}
     stored = match_names(list(model.state_dict()), checkpoint.names(), module_renaming(model))
-    found = {
-        name: _inputs_of(checkpoint.weights[each], checkpoint)
-        for name, each in stored.items()
-        if each in checkpoint.weights and name.endswith(".weight")
-    }
+    return _inputs_of(stored, checkpoint)
+
+
+def _inputs_of(
+    stored: Mapping[str, str], checkpoint: QuantisedCheckpoint
+) -> dict[str, LayerInputs]:
+    """Return how the layers of weights quantise their inputs, of those that do; `stored` has the name
+    in the checkpoint of each.
+    """
+    found = {}
+    for name, each in stored.items():
+        weight = checkpoint.weights.get(each)
+        if weight is not None and name.endswith(".weight"):
+            how = how_inputs_are_quantised(weight)
+            scale = checkpoint.input_scale(weight) if how == "tensor" else None
+            found[name] = LayerInputs(how, scale, weight.activations.dtype)
     return {name: each for name, each in found.items() if each.how}
 
 

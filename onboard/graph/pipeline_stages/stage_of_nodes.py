@@ -15,7 +15,7 @@ from torch import fx, nn
 from onboard.errors import UsageError
 from onboard.graph.fx import attribute
 
-_LAYER = re.compile(r"(.*?)\.(\d+)(?:\.|$)")
+OF_LIST = re.compile(r"(.*?)\.(\d+)(?:\.|$)")
 """A dotted path: the outermost list on it, and the place in that."""
 
 
@@ -81,7 +81,7 @@ def _layers(gm: fx.GraphModule) -> tuple[dict[fx.Node, int], int]:
     for node in gm.graph.nodes:
         stack = node.meta.get("nn_module_stack") or {}
         paths = (str(path) for path, _ in stack.values())
-        if (match := next(filter(None, map(_LAYER.match, paths)), None)) is not None:
+        if (match := next(filter(None, map(OF_LIST.match, paths)), None)) is not None:
             found[match[1]][node] = int(match[2])
     largest = max(found.values(), key=len, default={})
     return largest, max(largest.values(), default=-1) + 1

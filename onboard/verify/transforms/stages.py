@@ -20,13 +20,10 @@ from onboard.graph.transform import BaseTransform
 from onboard.runtime.ranks.leading import LedRanks, led_ranks
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.verify.error import rmse_ratio
-from onboard.verify.hf_logits import Asked, Reference, reference_logits
+from onboard.verify.hf_logits import Asked, References, reference_logits
 from onboard.verify.seeds import fresh_seed
 from onboard.verify.tolerances import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
 from onboard.verify.transforms.trial import Trial, follow_trial, matched
-
-References = Callable[[TransformContext, Sequence[Asked]], Reference]
-"""Computes the logits that a run is compared with."""
 
 
 @dataclass(frozen=True)

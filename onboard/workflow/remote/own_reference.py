@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -19,20 +18,19 @@ import torch
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import gigabytes, system_memory
 from onboard.graph.context import TransformContext
+from onboard.graph.pipeline_stages.stage_of_nodes import OF_LIST
 from onboard.graph.weight_load.quantised_folder import open_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
 from onboard.graph.weight_load.stored_places import open_files
 from onboard.hub import read_config
 from onboard.untrusted.consent import Consent
-from onboard.verify.hf_logits import Asked, Reference, has_own_code, reference_logits
+from onboard.verify.hf_logits import Asked, Reference, References, has_own_code, reference_logits
 from onboard.verify.quantised_inputs import quantised_inputs
 from onboard.workflow.remote.code_session import LIMITS, Session, agree
 from onboard.workflow.remote.handed import small_files
 from onboard.workflow.remote.messages import REPLIES
 from onboard.workflow.remote.sandbox import Limits
 
-_OF_LIST = re.compile(r"(.*?)\.(\d+)\.")
-"""A tensor of a list of modules: the list's path, and the index."""
 _MEMORY_SHARE = 0.8
 _SECONDS = 3600.0
 """Two passes over a model that fits in memory, on its processor."""
@@ -56,7 +54,7 @@ def own_logits(
     )
 
 
-def references_by(consent: Consent) -> Callable[[TransformContext, Sequence[Asked]], Reference]:
+def references_by(consent: Consent) -> References:
     """Return what computes the logits that a model is compared with: transformers, or the repository's
     class where the model's code is its own.
     """
@@ -130,7 +128,7 @@ def _wanted(checkpoint: Checkpoint, context: TransformContext) -> list[str]:
     return [
         name
         for name in names
-        if not (found := _OF_LIST.match(name))
+        if not (found := OF_LIST.match(name))
         or found[1] not in layers
         or int(found[2]) in layers[found[1]]
     ]
@@ -139,7 +137,7 @@ def _wanted(checkpoint: Checkpoint, context: TransformContext) -> list[str]:
 def _lists(names: Iterable[str]) -> dict[str, set[int]]:
     """Return the outermost lists of modules that tensors are of, and the indices in them."""
     lists: dict[str, set[int]] = defaultdict(set)
-    for found in filter(None, map(_OF_LIST.match, names)):
+    for found in filter(None, map(OF_LIST.match, names)):
         lists[found[1]].add(int(found[2]))
     return lists
 

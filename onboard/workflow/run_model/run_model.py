@@ -21,7 +21,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -31,6 +31,7 @@ from onboard.errors import NotFiniteError, OnboardError
 from onboard.graph.context import TransformContext
 from onboard.runtime.resolve import resolve_config
 from onboard.untrusted.bounds import RUN_SECONDS
+from onboard.untrusted.consent import NO_CONSENT, Consent
 from onboard.verify.comparison import Observed, compare, compare_with_itself
 from onboard.verify.hf_logits import (
     Reference,
@@ -43,16 +44,6 @@ from onboard.workflow.processes.orphans import exit_with_parent
 from onboard.workflow.remote.own_reference import own_logits
 from onboard.workflow.run_model.run_log import tell_built, tell_compared, tell_ended, tell_generated
 from onboard.workflow.run_model.session import Session
-
-
-class Consent(NamedTuple):
-    """To run the model's own code beside it, and to do so where walls are missing."""
-
-    trust_remote_code: bool
-    unsandboxed: bool
-
-
-NO_CONSENT = Consent(trust_remote_code=False, unsandboxed=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,7 +170,7 @@ def _reference(observed: Observed, context: TransformContext, consent: Consent) 
         return reason
     if not has_own_code(context):
         return reference_logits(context, asked)
-    if not consent.trust_remote_code:
+    if not consent.code:
         return "the model's own code is run with --trust-remote-code alone"
     try:
         return own_logits(context, asked, unsandboxed=consent.unsandboxed)
