@@ -18,12 +18,12 @@ from onboard.ops.library import register_op
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.fp8_linear import dequantised
 from onboard.ops.linear.triton_fp8_linear import (
-    choose_fp8_tiles,
+    few_codes,
     has_library_product,
     in_tiles,
     many_codes,
 )
-from onboard.ops.linear.triton_linear import MOST_ROWS, as_rows, followed, launch
+from onboard.ops.linear.triton_linear import MOST_ROWS, as_rows, followed
 from onboard.ops.norm.triton_rmsnorm import triton_rmsnorm
 from onboard.ops.triton.launch import require_device
 
@@ -78,24 +78,14 @@ def triton_fp8_codes_linear(
     codes, residual = as_rows(input), None if residual is None else as_rows(residual)
     scales = scale_rows(input_scale, len(codes)).contiguous()
     few = len(codes) <= MOST_ROWS and in_tiles(weight, weight_scale, activation)
-    run = _few if few else _many
-    y = run(codes, scales, weight, bias, weight_scale, dtype, residual, activation)
+    run = few_codes if few else _many
+    y = run(codes, scales, weight, bias, weight_scale, residual, activation, dtype)
     return y.view(*input.shape[:-1], y.shape[-1])
 
 
-def _few(
-    codes: Tensor, x_scale: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, dtype: torch.dtype,
-    residual: Tensor | None, act: str,
-) -> Tensor:  # fmt: skip
-    in_blocks = 2 in (scale.dim(), x_scale.dim())
-    rows = max(2, len(codes))  # the kernel for one token has no scale for it
-    tiles = choose_fp8_tiles(rows, len(weight), codes.shape[1], in_blocks, codes.device)
-    return launch(codes, weight, bias, residual, None, 0.0, act, tiles, scale, x_scale, dtype)
-
-
 def _many(
-    codes: Tensor, x_scale: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, dtype: torch.dtype,
-    residual: Tensor | None, act: str,
+    codes: Tensor, x_scale: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor,
+    residual: Tensor | None, act: str, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     how = "group" if x_scale.dim() == 2 else "token"
     if has_library_product(weight, scale, how):

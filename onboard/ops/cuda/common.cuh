@@ -22,6 +22,16 @@ __device__ __forceinline__ void multiply(float (&sums)[4], u32 a0, u32 a1, u32 a
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// By the number that an activation has in `activation.py`.
+template <int WHICH> __device__ __forceinline__ float activate(float v) {
+  if (WHICH == 1) return __fdividef(v, 1.f + __expf(-v));
+  if (WHICH == 2) return .5f * v * (1.f + erff(v * .70710678118654752f));
+  if (WHICH == 3) return .5f * v * (1.f + tanhf(.79788456080286536f * v * (1.f + .044715f * v * v)));
+  if (WHICH == 4) return fmaxf(v, 0.f);
+  if (WHICH == 5) return fmaxf(v, 0.f) * fmaxf(v, 0.f);
+  return v;
+}
+
 // Where a program of the cluster has what lies at a place of this one's memory.
 __device__ __forceinline__ u32 place_at(const void* place, int rank) {
   u32 address;
@@ -30,6 +40,12 @@ __device__ __forceinline__ u32 place_at(const void* place, int rank) {
 }
 __device__ __forceinline__ float read_at(const float* place, int rank) {
   float v; asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(place_at(place, rank)));
+  return v;
+}
+__device__ __forceinline__ float4 read_four_at(const float* place, int rank) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(place_at(place, rank)));
   return v;
 }
 __device__ __forceinline__ void write_at(float* place, float v, int rank) {

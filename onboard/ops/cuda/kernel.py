@@ -43,21 +43,21 @@ class Kernel:
             OnboardError: the driver refuses.
         """
         torch.cuda.current_stream()  # PyTorch makes the device's context
-        self._driver, self._function = _driver(), ctypes.c_void_p()
+        self._driver, self._function = driver(), ctypes.c_void_p()
         self._module = ctypes.c_void_p()  # which stays loaded as long as the process
         self.threads, self.shared = threads, shared
-        _check(self._driver.cuModuleLoadData(ctypes.byref(self._module), code))
+        check(self._driver.cuModuleLoadData(ctypes.byref(self._module), code))
         function = ctypes.byref(self._function)
-        _check(self._driver.cuModuleGetFunction(function, self._module, name.encode()))
+        check(self._driver.cuModuleGetFunction(function, self._module, name.encode()))
         for attribute, value in ((_MOST_SHARED_MEMORY, shared), (_LARGE_CLUSTERS, 1)):
-            _check(self._driver.cuFuncSetAttribute(self._function, attribute, value))
+            check(self._driver.cuFuncSetAttribute(self._function, attribute, value))
 
     def clusters(self, cluster: int) -> int:
         """Return how many clusters of so many programs the device has at a time."""
         count = ctypes.c_int()
         configuration = self._configuration((cluster, 1), cluster)
         ask = self._driver.cuOccupancyMaxActiveClusters
-        _check(ask(ctypes.byref(count), self._function, ctypes.byref(configuration)))
+        check(ask(ctypes.byref(count), self._function, ctypes.byref(configuration)))
         return count.value
 
     def launch(self, grid: tuple[int, int], arguments: ctypes.Structure, cluster: int) -> None:
@@ -70,7 +70,7 @@ class Kernel:
         configuration = self._configuration(grid, cluster)
         given = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         launch = self._driver.cuLaunchKernelEx
-        _check(launch(ctypes.byref(configuration), self._function, given, None))
+        check(launch(ctypes.byref(configuration), self._function, given, None))
 
     def _configuration(self, grid: tuple[int, int], cluster: int) -> _Configuration:
         attributes = (_Attribute * 2)()
@@ -83,13 +83,19 @@ class Kernel:
 
 
 @cache
-def _driver() -> Any:
+def driver() -> Any:
+    """Return the CUDA driver's library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check(result: int) -> None:
+def check(result: int) -> None:
+    """Go on if a function of the driver has returned 0.
+
+    Raises:
+        OnboardError: with what the driver says, if not.
+    """
     if result:
         said = ctypes.c_char_p()
-        _driver().cuGetErrorString(result, ctypes.byref(said))
+        driver().cuGetErrorString(result, ctypes.byref(said))
         text = said.value.decode() if said.value else f"error {result}"
         raise OnboardError(f"the CUDA driver refuses a kernel: {text}")

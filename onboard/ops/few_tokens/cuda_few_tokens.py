@@ -13,7 +13,7 @@ from torch import Tensor
 from onboard.ops.cuda.kernel import Kernel
 from onboard.ops.cuda.nvrtc import compiled
 from onboard.ops.four_bits.four_bits import GROUPS, RUN, Words
-from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.activation import number_in_cuda
 from onboard.ops.linear.fp8_linear import BLOCK
 from onboard.ops.triton.launch import power_of_two, processors, runs_hopper_code
 
@@ -32,7 +32,6 @@ _SCALES = {
     torch.bfloat16: 0, torch.uint8: 1, torch.float32: 2, torch.float16: 3, torch.float8_e4m3fn: 4
 }  # fmt: skip
 _ROUTING = {torch.bfloat16: 0, torch.float32: 1}
-_ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
 _ORDERS = {"gate_up": 0, "up_gate": 1, "interleaved": 2}
 
 
@@ -284,7 +283,7 @@ def _form(
         "SCALE_TYPE": _SCALES[words.scale.dtype], "SLOTS": slots, "SUMMED": routing is not None and not routed,
         "ROUTING_TYPE": 0 if routing is None else _ROUTING[routing.dtype],
         "EARLY": experts is None or routing is not None, "GATED": around.gated, "ORDER": _ORDERS[around.order],
-        "ACTIVATION": _ACTIVATIONS[KERNEL_ACTIVATIONS.get(around.activation, "silu")] if around.activation else 0,
+        "ACTIVATION": number_in_cuda(around.activation),
         "HAS_ZERO": words.zero is not None, "HAS_WHOLE": words.whole is not None, "HAS_BIAS": words.bias is not None,
         "HAS_RESIDUAL": around.residual is not None, "HAS_NORM": around.norm is not None,
         "HAS_LIMIT": around.limit is not None, "HAS_ALPHA": around.alpha is not None,

@@ -643,7 +643,7 @@ struct Program {
 
   __device__ __forceinline__ float activated(float v, float up) const {
     if (HAS_LIMIT) v = fminf(v, of.limit);
-    v = HAS_ALPHA ? v / (1.f + __expf(-of.alpha * v)) : activate(v);
+    v = HAS_ALPHA ? v / (1.f + __expf(-of.alpha * v)) : activate<ACTIVATION>(v);
     if (!GATED) return v;
     if (HAS_LIMIT) up = fminf(fmaxf(up, -of.limit), of.limit);
     return v * (up + of.offset);

@@ -1,6 +1,6 @@
 // Numbers of the kernels for weights of few bits (`few_tokens.cu`): scales, codes, and products of bfloat16.
 //
-// Macros: BITS, INTEGERS, GROUP, EVEN, RING, SCALE_TYPE, ROUTING_TYPE, ACTIVATION.
+// Macros: BITS, INTEGERS, GROUP, EVEN, RING, SCALE_TYPE, ROUTING_TYPE.
 constexpr int RUN = 512 / BITS;  // inputs whose codes are sixteen words
 constexpr bool FOLDED = RING > 0;
 
@@ -60,15 +60,6 @@ __device__ __forceinline__ float weight_of(routing_t w) { return low_of(w); }
 typedef float routing_t;
 __device__ __forceinline__ float weight_of(routing_t w) { return w; }
 #endif
-
-__device__ __forceinline__ float activate(float v) {
-  if (ACTIVATION == 1) return v / (1.f + __expf(-v));
-  if (ACTIVATION == 2) return .5f * v * (1.f + erff(v * .70710678118654752f));
-  if (ACTIVATION == 3) return .5f * v * (1.f + tanhf(.79788456080286536f * v * (1.f + .044715f * v * v)));
-  if (ACTIVATION == 4) return fmaxf(v, 0.f);
-  if (ACTIVATION == 5) return fmaxf(v, 0.f) * fmaxf(v, 0.f);
-  return v;
-}
 
 __device__ __forceinline__ void stream(uint4& v, const uint4* from) {
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -68,6 +68,14 @@ KERNEL_ACTIVATIONS = {
 }
 """Names of `ACTIVATIONS` that kernels know, and the formula that each stands for."""
 
+_NUMBERS = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "relu2": 5}
+"""Of the formulas in CUDA C++ (`onboard/ops/cuda/common.cuh`)."""
+
+
+def number_in_cuda(act: str) -> int:
+    """Return the number of an activation that kernels know; of none 0."""
+    return _NUMBERS[KERNEL_ACTIVATIONS[act]] if act else 0
+
 
 def activation_function(name: str) -> Activation:
     """Return the activation of that name.

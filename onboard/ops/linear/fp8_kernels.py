@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.cuda_fp8_codes import cuda_quantise, suits
 from onboard.ops.linear.fp8_linear import BLOCK, SMALLEST_SCALE
 from onboard.ops.linear.triton_silu_mul import activate
 from onboard.ops.triton.launch import overlaps, power_of_two, power_of_two_in, processors
@@ -119,10 +120,15 @@ def quantise(
     eps: float = 0.0,
     act: str = "",
     dtype: torch.dtype = torch.float8_e4m3fn,
+    early: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return what `quantise_rows`, for int8 `quantise_int8_rows`, does of x [rows, columns], or of
-    its RMSNorm, or of the product of its activated first half and its second, as one kernel.
+    its RMSNorm, or of the product of its activated first half and its second, as one kernel. With
+    `early` the next one may start before what this one waits for has ended: it has to be a product,
+    which then reads weights and nothing else.
     """
+    if dtype == torch.float8_e4m3fn and suits(x, norm, act):
+        return cuda_quantise(x, how, given, norm, eps, act, early)
     rows, columns = len(x), x.shape[1] // 2 if act else x.shape[1]
     out = torch.empty(rows, columns, dtype=dtype, device=x.device)
     size = BLOCK if how == "group" else power_of_two(columns)

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from onboard.ops.few_tokens.cuda_few_tokens import BYTES, Around, product, suits
 from onboard.ops.four_bits.four_bits import Words
 from onboard.ops.library import register_op
+from onboard.ops.linear import cuda_some_tokens
+from onboard.ops.linear.cuda_some_tokens import some_tokens
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.fp8_linear import BLOCK, dequantised, fake_fused_fp8_linear
 from onboard.ops.linear.triton_linear import (
@@ -68,12 +70,24 @@ def _few(
     """
     if suits(x, words := _words(weight, scale, bias)):
         return product(x, words, Around(residual, norm, eps, bool(act), act))
-    in_blocks = scale.dim() == 2 or how == "group"
-    tiles = choose_fp8_tiles(len(x), len(weight), x.shape[1], in_blocks, x.device)
     if len(x) == 1 or not how:
+        tiles = choose_fp8_tiles(len(x), len(weight), x.shape[1], scale.dim() == 2, x.device)
         return launch(x, weight, bias, residual, norm, eps, act, tiles, scale)
-    codes, x_scale = quantise(x, how, given, norm, eps)
-    return launch(codes, weight, bias, residual, None, eps, act, tiles, scale, x_scale, x.dtype)
+    codes, x_scale = quantise(x, how, given, norm, eps, early=True)
+    return few_codes(codes, x_scale, weight, bias, scale, residual, act, x.dtype)
+
+
+def few_codes(
+    codes: Tensor, x_scale: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor,
+    residual: Tensor | None, act: str, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The product of at most `MOST_ROWS` tokens' codes."""
+    if cuda_some_tokens.suits(codes, x_scale, weight, bias, scale, residual, act, dtype):
+        return some_tokens(codes, x_scale, weight, bias, scale, residual, act, dtype)
+    in_blocks = 2 in (scale.dim(), x_scale.dim())
+    rows = max(2, len(codes))  # the kernel for one token has no scale for it
+    tiles = choose_fp8_tiles(rows, len(weight), codes.shape[1], in_blocks, codes.device)
+    return launch(codes, weight, bias, residual, None, 0.0, act, tiles, scale, x_scale, dtype)
 
 
 def in_tiles(weight: Tensor, scale: Tensor, act: str) -> bool:

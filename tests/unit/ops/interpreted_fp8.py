@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
+from onboard.ops.linear import fp8_kernels
 from onboard.ops.linear import triton_fp8_linear as launcher
 from onboard.ops.linear.fp8_kernels import quantise
 from onboard.ops.linear.fp8_linear import quantise_rows
@@ -45,8 +46,9 @@ def exact(codes: Tensor, scale: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Hopper GPUs few tokens have another kernel, which quantises no inputs; its tests are its own."""
-    monkeypatch.setattr(launcher, "suits", lambda *_: False)
+    """On Hopper GPUs few and some tokens have other kernels, whose tests are their own."""
+    for module in (launcher, launcher.cuda_some_tokens, fp8_kernels):
+        monkeypatch.setattr(module, "suits", lambda *_: False)
 
 
 @pytest.fixture
@@ -54,7 +56,12 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs are rounded to the nearest code: the interpreter, unlike a GPU, cuts them off."""
 
     def nearest(
-        x: Tensor, how: str, given: Tensor | None, norm: Tensor | None = None, eps: float = 0.0
+        x: Tensor,
+        how: str,
+        given: Tensor | None,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        early: bool = False,
     ) -> tuple[Tensor, Tensor]:
         return quantise_rows(x if norm is None else ops.torch_rmsnorm(x, norm, eps), how, given)
 

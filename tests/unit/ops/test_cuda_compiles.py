@@ -1,5 +1,5 @@
 """Kernels in CUDA C++ compile for a Hopper GPU, on any machine that has NVRTC: what they compute is
-tested on a GPU (`tests/gpu/test_few_tokens_gpu.py`, `tests/gpu/test_decode_attention_gpu.py`).
+tested on a GPU (`test_few_tokens_gpu.py`, `test_some_tokens_gpu.py` and `test_decode_attention_gpu.py` in `tests/gpu`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from onboard.ops.cuda.nvrtc import compiled
 from onboard.ops.experts import cuda_few_tokens_moe as moe
 from onboard.ops.few_tokens import cuda_few_tokens as few
 from onboard.ops.four_bits.four_bits import RUN, WORDS, Words
+from onboard.ops.linear import cuda_fp8_codes as codes
+from onboard.ops.linear import cuda_some_tokens as some
 
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 INT4, FLOATS = ("int4", 128, torch.bfloat16), ("e2m1", 32, torch.uint8)
@@ -44,15 +46,19 @@ def _words(kind: tuple[str, int, torch.dtype], inputs: int, rows: int = 4096) ->
     return Words(values, scale, zero, None, None, levels, group)
 
 
+def _usage(kept: Path, name: str) -> tuple[int, int]:
+    """Return a kernel's registers, and the bytes that they have no room for."""
+    command = [TOOL, "-res-usage", kept]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    ((registers, stack),) = re.findall(rf"{name}:\s+REG:(\d+) STACK:(\d+)", said)
+    return int(registers), int(stack)
+
+
 def _stack(code: bytes, folder: Path) -> int:
     """Return the bytes that registers have no room for, of the only kernel that is kept."""
     (kept,) = (folder / "cuda").iterdir()
     assert kept.read_bytes() == code
-    usage = subprocess.run(
-        [TOOL, "-res-usage", kept], check=True, capture_output=True, text=True
-    ).stdout
-    (stack,) = re.findall(r"few_tokens:\s+REG:\d+ STACK:(\d+)", usage)
-    return int(stack)
+    return _usage(kept, "few_tokens")[1]
 
 
 def _macros(
@@ -111,6 +117,59 @@ def test_forms_compile_and_keep_to_registers(
     assert _stack(code, tmp_path) <= 128
 
 
+SHAPES = [
+    (6144, 4096, ""),
+    (4096, 4096, ""),
+    (28672, 4096, "silu"),
+    (4096, 14336, ""),
+    (200, 300, "gelu"),
+]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("rows", "inputs", "act"), SHAPES)
+def test_products_of_some_tokens_compile_and_keep_to_registers(
+    rows: int, inputs: int, act: str, grouped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
+    shares = some.shares_for(rows, inputs, bool(act), 132)
+    form = some.form_of(inputs, 64, shares, grouped, act, grouped, not act)
+    compiled(some.source(shares.width), dict(form.macros), "sm_90a")
+    (kept,) = (tmp_path / "cuda").iterdir()
+    registers, stack = _usage(kept, "some_tokens")
+    threads = 128 * shares.groups * shares.parts + 64
+    assert stack == 0
+    assert registers * threads <= 65536
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("box", [8, 32, 64])
+def test_rings_of_some_tokens_have_room_and_keep_their_warps(box: int, gated: bool) -> None:
+    for rows in range(8, 60000, 1176):
+        for inputs in (16, 128, 400, 4096, 14336, 32768):
+            shares = some.shares_for(rows, inputs, gated, 132)
+            form = some.form_of(inputs, box, shares, True, "silu" if gated else "", True, True)
+            stages = dict(form.macros)["STAGES"]
+            own = -(-dict(form.macros)["BLOCKS"] // shares.cluster)
+            assert form.shared <= 227 * 1024, (rows, inputs, shares)
+            assert stages == own or stages % shares.parts == 0 < stages, (rows, inputs, shares)
+
+
+@pytest.mark.parametrize(
+    ("columns", "how", "norm", "act"), [(4096, "token", True, ""), (14336, "group", False, "silu")]
+)
+def test_codes_of_rows_compile_and_keep_to_registers(
+    columns: int, how: str, norm: bool, act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
+    form = codes.form_of(columns, how, norm, act, early=True)
+    compiled(codes.source(), form.macros(), "sm_90a")
+    (kept,) = (tmp_path / "cuda").iterdir()
+    registers, stack = _usage(kept, "fp8_codes")
+    assert stack == 0
+    assert registers * form.threads <= 65536
+
+
 ATTENTION = [
     {"DIM": 128, "VALUE_DIM": 128, "GROUP": 4, "CLUSTER": 8, "WARPS": 8, "SIZE": 128, "TURNS": 1, "STEP": 1},
     {"DIM": 128, "VALUE_DIM": 128, "GROUP": 8, "CLUSTER": 4, "SIZE": 128, "TURNS": 1, "STEP": 1, "HAS_NORMS": 1},
@@ -133,10 +192,7 @@ def test_attention_compiles_and_keeps_to_registers(
     source = Path(decoding.__file__).with_name("decode_attention.cu").read_text(encoding="utf-8")
     compiled(source, macros, "sm_90a")
     (kept,) = (tmp_path / "cuda").iterdir()
-    command = [TOOL, "-res-usage", kept]
-    usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    (stack,) = re.findall(r"decode_attention:\s+REG:\d+ STACK:(\d+)", usage)
-    assert int(stack) == 0
+    assert _usage(kept, "decode_attention")[1] == 0
 
 
 def test_what_does_not_compile_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
