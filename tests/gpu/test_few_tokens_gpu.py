@@ -97,7 +97,14 @@ def test_products_are_those_of_float64(levels: str, group: int, tokens: int) -> 
 def test_bytes_are_those_of_float64(tokens: int, blocks: bool, act: str) -> None:
     """Eight-bit floats of every code, with scales of rows or of blocks."""
     seeded()
-    for outputs, inputs in ((200, 1024), (1104, 2880), (20000, 512), (48, 14336)):
+    for outputs, inputs in (
+        (200, 1024),
+        (1104, 2880),
+        (20000, 512),
+        (48, 14336),
+        (320, 64),
+        (400, 128),
+    ):
         codes = torch.randint(0, 256, (outputs, inputs), device="cuda", dtype=torch.uint8)
         codes[codes % 128 == 127] = 0  # no numbers
         weight = codes.view(torch.float8_e4m3fn)

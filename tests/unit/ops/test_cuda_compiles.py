@@ -72,6 +72,17 @@ def _macros(
     return dict(form.macros)
 
 
+@pytest.mark.parametrize("inputs", [64, 128, 2880])
+def test_blocks_share_scales_also_where_one_has_all_inputs(inputs: int) -> None:
+    values = torch.empty(320, inputs, dtype=torch.float8_e4m3fn, device="meta")
+    for rows in (320, 3):
+        scale = torch.empty(rows, -(-inputs // 128) if rows == 3 else 1, device="meta")
+        words = Words(values, scale, None, None, None, few.BYTES, 128 if rows == 3 else inputs)
+        tiles = few.tiles_for(1, 320, inputs, words, 132)
+        form = few._form(inputs, 1, words, few.Around(), tiles, 1, None)
+        assert dict(form.macros)["SCALED_ROWS"] == (128 if rows == 3 else 1)
+
+
 BLOCKS: list[tuple[int, tuple[str, int, torch.dtype], dict[str, Any]]] = [
     (16, FLOATS, {"gated": True, "order": "interleaved", "limit": 7.0, "alpha": 1.7}),
     (8, FLOATS, {"gated": True, "order": "interleaved", "limit": 7.0, "alpha": 1.7}),
