@@ -122,7 +122,9 @@ class VerifyDocument(Document):
     """What it was compared with: transformers, or the repository's own code."""
     world_size: int
     checks: list[dict[str, Any]]
-    """One a transform: `transform`, `errors` by the way of running, `exception`, `matched`."""
+    """One a transform: `transform`, `errors` by the way of running, `usual`, `limit`, `exception`,
+    `matched`.
+    """
     facts: list[str]
     graph_replays: int
     passed: bool

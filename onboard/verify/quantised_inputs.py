@@ -5,7 +5,7 @@ with keys and values rounded as a run's caches hold them: their error is what ou
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any
@@ -72,7 +72,7 @@ def quantised_inputs(context: TransformContext) -> dict[str, LayerInputs]:
     """Return the weights of a checkpoint whose layers the run computes with eight-bit inputs, as its
     files name them, those of experts with them, and how these are quantised.
     """
-    if not _has_match(context, (*EIGHT_BIT_KEYS, *EXPERT_KEYS)):
+    if not quantising_transforms(context):
         return {}
     checkpoint = quantised_checkpoint(context.factory.checkpoint)
     return (
@@ -82,16 +82,17 @@ def quantised_inputs(context: TransformContext) -> dict[str, LayerInputs]:
     )
 
 
-def _has_match(context: TransformContext, keys: Sequence[str]) -> bool:
-    """Whether one of these transforms changed something."""
-    return any(entry.key in keys and entry.num_matches for entry in context.history)
+def quantising_transforms(context: TransformContext) -> set[str]:
+    """Return the transforms that have let a run compute with inputs in eight bits."""
+    keys = (*EIGHT_BIT_KEYS, *EXPERT_KEYS)
+    return {entry.key for entry in context.history if entry.key in keys and entry.num_matches}
 
 
 def _quantised(model: nn.Module, context: TransformContext) -> dict[str, LayerInputs]:
     """Return the weights of `model` whose layers the run computes with eight-bit inputs, and how
     these are quantised.
     """
-    if not _has_match(context, EIGHT_BIT_KEYS):
+    if quantising_transforms(context).isdisjoint(EIGHT_BIT_KEYS):
         return {}
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return {}
@@ -130,7 +131,7 @@ def _quantise_experts(model: nn.Module, context: TransformContext) -> int:
 
     Only modules with stacked weights are changed; in others experts are linear layers.
     """
-    if not _has_match(context, EXPERT_KEYS):
+    if quantising_transforms(context).isdisjoint(EXPERT_KEYS):
         return 0
     if (checkpoint := quantised_checkpoint(context.factory.checkpoint)) is None:
         return 0

@@ -50,7 +50,7 @@ def _prompts() -> list[list[int]]:
 
 
 def _describe(report: VerifyReport) -> str:
-    return f"{report.first_failure}, tolerance {report.tolerance}, seed {report.seed}"
+    return f"{report.first_failure}, {report.limit}, seed {report.seed}"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

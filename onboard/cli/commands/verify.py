@@ -19,6 +19,7 @@ from onboard.errors import OnboardError
 from onboard.untrusted.consent import Consent
 
 if TYPE_CHECKING:
+    from onboard.verify.transforms.stage_limits import Limit
     from onboard.verify.transforms.stages import VerifyReport
 
 _TrustRemoteCode = Annotated[
@@ -117,16 +118,22 @@ def print_row(report: VerifyReport) -> None:
     """Print what came of the transform that was checked last; one that matched nothing only when it
     is wrong.
     """
-    if len(report.checks) == 1:
-        print(f"rmse / rmse of the logits, at most {report.tolerance:.1e}")
+    check, before = report.checks[-1], report.checks[-2:-1]
+    if not before:
+        print(f"rmse / rmse of the logits, {_at_most(report.limit)}")
         print(_row("after", list(_WAYS.values()), ""))
-    check = report.checks[-1]
-    passes = check.passes(report.tolerance)
-    if check.matched or not passes:
+    elif before[0].limit != report.limit:
+        print(f"  {_at_most(report.limit)} from here on: inputs are in eight bits")
+    if check.matched or not check.passes:
         cells = [f"{check.errors[way]:.1e}" if way in check.errors else "" for way in _WAYS]
-        print(_row(check.transform, cells, "ok" if passes else "wrong"), flush=True)
+        print(_row(check.transform, cells, "ok" if check.passes else "wrong"), flush=True)
         if check.exception:
             print(f"  {check.exception}")
+
+
+def _at_most(limit: Limit) -> str:
+    usual = "" if limit.usual is None else f", in the median row {limit.usual:.1e}"
+    return f"at most {limit.error:.1e}{usual}"
 
 
 def _row(name: str, cells: list[str], verdict: str) -> str:
@@ -137,16 +144,13 @@ def print_end(report: VerifyReport) -> None:
     """Print what is said once: transforms that are left out above, how it was measured, facts, the
     verdict.
     """
-    if idle := sum(not check.matched and check.passes(report.tolerance) for check in report.checks):
+    if idle := sum(not check.matched and check.passes for check in report.checks):
         print(f"{idle} more transforms matched nothing in this model: ok")
     lengths = ", ".join(map(str, report.prompt_lengths))
     print(f"compared with {report.beside}")
     print(f"{report.device}, {report.dtype}, prompts of {lengths} tokens, seed {report.seed}")
-    if report.reference_error:
-        print(
-            f"{report.beside} in {report.dtype} against itself in float32: "
-            f"{report.reference_error:.1e}"
-        )
+    if own := report.limit.reference_error:
+        print(f"{report.beside} in {report.dtype} against itself in float32: {own:.1e}")
     if report.graph_replays:
         print(f"CUDA graphs replayed: {report.graph_replays}")
     for fact in report.facts:

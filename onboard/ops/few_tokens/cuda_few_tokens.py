@@ -268,8 +268,8 @@ def _form(
     routed = 0 if not isinstance(experts, Blocks) else 1 if routing is None else 2
     integers = words.levels not in ("e2m1", BYTES)
     each = -(-inputs // (run * (tiles.parts // slots) * tiles.cluster))
-    of_rows = words.scale.shape[-2] == words.values.shape[-2]  # a block may have all inputs, too
-    scaled_rows = BLOCK if words.levels == BYTES and not of_rows else 1
+    in_blocks = words.scale.shape[-2] != words.values.shape[-2]  # one may have all inputs, too
+    scaled_rows = BLOCK if words.levels == BYTES and in_blocks else 1
     held = min(8 // groups, tiles.batch)  # runs whose groups are columns
     assert columns > 1 or tiles.batch % held == 0, "all runs of a batch are computed"
     own_rows = columns > 1 and tiles.parts == tiles.cluster == 1  # nothing is added up

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from onboard.config import Mode, with_settings
@@ -19,10 +18,10 @@ from onboard.graph.pipeline import Observer
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.ranks.leading import LedRanks, led_ranks
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
-from onboard.verify.error import rmse_ratio
-from onboard.verify.hf_logits import Asked, References, reference_logits
+from onboard.verify.hf_logits import References, reference_logits
 from onboard.verify.seeds import fresh_seed
-from onboard.verify.tolerances import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
+from onboard.verify.tolerances import SAME
+from onboard.verify.transforms.stage_limits import Limit, Limits, usual_error, worst_error
 from onboard.verify.transforms.trial import Trial, follow_trial, matched
 
 
@@ -36,12 +35,19 @@ class Check:
     errors: dict[str, float] = field(default_factory=dict)
     exception: str | None = None
     """What running the model raised, if it did."""
+    usual: dict[str, float] = field(default_factory=dict)
+    """Likewise the error of the median row."""
+    limit: Limit = field(default_factory=lambda: Limit(SAME))
     matched: bool = True
     """The transform found something to do in this model."""
 
-    def passes(self, tolerance: float) -> bool:
-        """Tell whether everything ran and stayed within the tolerance; NaN does not."""
-        return self.exception is None and all(error <= tolerance for error in self.errors.values())
+    @property
+    def passes(self) -> bool:
+        """Whether everything ran and stayed within the limit; NaN does not."""
+        within = all(error <= self.limit.error for error in self.errors.values())
+        if self.limit.usual is not None:
+            within &= all(error <= self.limit.usual for error in self.usual.values())
+        return self.exception is None and within
 
 
 @dataclass
@@ -53,9 +59,8 @@ class VerifyReport:
     dtype: str
     seed: int
     prompt_lengths: list[int]
-    tolerance: float
-    reference_error: float
-    """The error of what it is compared with in this dtype, against itself in float32; 0 in float32."""
+    limit: Limit
+    """The last transform's."""
     checks: list[Check] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     graph_replays: int = 0
@@ -68,7 +73,7 @@ class VerifyReport:
     @property
     def first_failure(self) -> Check | None:
         """The first transform after which the logits left their tolerance."""
-        return next((check for check in self.checks if not check.passes(self.tolerance)), None)
+        return next((check for check in self.checks if not check.passes), None)
 
     @property
     def passed(self) -> bool:
@@ -77,9 +82,12 @@ class VerifyReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
-        failure = self.first_failure
+        failure, found = self.first_failure, dataclasses.asdict(self)
+        del found["limit"]
         return {
-            **dataclasses.asdict(self),
+            **found,
+            "tolerance": self.limit.error,
+            "reference_error": self.limit.reference_error,
             "passed": self.passed,
             "first_failure": failure.transform if failure else None,
         }
@@ -119,6 +127,11 @@ def verify_model(
             "skip_loading_weights is set and random weights have nothing to be compared with",
             hint="Leave it out",
         )
+    if runtime.quantize != "none":
+        raise UsageError(
+            "quantize changes the weights, and verify compares with those of the checkpoint",
+            hint="Leave it out; onboard kld tells by how much it changes the model",
+        )
     if runtime.world_size > 1 and runtime.dist_mapping.pp > 1:
         raise UsageError(
             "verify compares each rank's logits, and of pipeline stages the last alone has any",
@@ -154,17 +167,15 @@ def _checked(
 ) -> tuple[VerifyReport, Observer]:
     """Return an empty report, and the observer that fills it."""
     context = trial.context
-    reference = references(context, [Asked.whole(prompt) for prompt in trial.prompts])
-    reference_error = _worst(reference.own, reference.exact) if reference.own else 0.0
+    limits = Limits(context, trial.prompts, seed, references)
     report = VerifyReport(
         model=model,
         device=str(context.device),
         dtype=str(context.dtype).removeprefix("torch."),
         seed=seed,
         prompt_lengths=[len(prompt) for prompt in trial.prompts],
-        tolerance=_tolerance(context.dtype, reference_error),
-        reference_error=reference_error,
-        beside=reference.whose,
+        limit=limits.limit,
+        beside=limits.beside,
         world_size=context.ranks.world_size,
         facts=context.facts,
     )
@@ -173,7 +184,8 @@ def _checked(
         if trial.is_as_before() and report.checks:
             check = dataclasses.replace(report.checks[-1], transform=key)
         else:
-            check = _check(key, module, trial, reference.exact)
+            report.limit = limits.now()
+            check = _check(key, module, trial, limits)
         found = matched(context.history[-1])
         report.checks.append(dataclasses.replace(check, matched=found))
         report.graph_replays = getattr(module, "replays", 0)
@@ -183,23 +195,13 @@ def _checked(
     return report, observe
 
 
-def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest error over prompts, NaN if any is (which Python's `max` hides behind a
-    number).
-    """
-    errors = [rmse_ratio(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)]
-    return float(torch.tensor(errors, dtype=torch.float64).max())
-
-
-def _check(key: str, module: nn.Module, trial: Trial, reference: Sequence[torch.Tensor]) -> Check:
+def _check(key: str, module: nn.Module, trial: Trial, limits: Limits) -> Check:
     try:
         logits = trial.logits(module)
     except Exception as error:  # whatever a broken graph raises is the finding
         if not trial.context.ranks.is_alone:  # the others would wait for this one
             raise
         return Check(key, exception=" ".join(f"{type(error).__name__}: {error}".split()))
-    return Check(key, {way: _worst(found, reference) for way, found in logits.items()})
-
-
-def _tolerance(dtype: torch.dtype, reference_error: float) -> float:
-    return SAME if dtype == torch.float32 else MARGIN_OF_STAGES * reference_error + FLOOR_OF_STAGES
+    errors = {way: worst_error(found, limits.exact) for way, found in logits.items()}
+    usual = {way: usual_error(found, limits.exact) for way, found in logits.items()}
+    return Check(key, errors, usual=usual, limit=limits.limit)

@@ -14,7 +14,7 @@ from onboard.cli.commands.run import run
 from onboard.cli.commands.verify import print_row, verify
 from onboard.cli.documents import RunDocument, VerifyDocument
 from onboard.errors import UsageError
-from onboard.verify.transforms import stages as verification
+from onboard.verify.transforms import stage_limits as verification
 from onboard.verify.transforms.stages import Check, VerifyReport
 from tests.support.runtime.tiny import Tiny
 
@@ -124,7 +124,7 @@ def test_every_number_of_verify_is_whole_within_80_columns(capsys: Capture) -> N
         Check("idle_but_wrong", errors | {"decode": float("nan")}, matched=False),
         Check(worst, errors | {"batched decode": 3.8e-1}),
     ):
-        print_row(VerifyReport("m", "cpu", "float32", 1, [3], 1e-5, 0.0, [check]))
+        print_row(VerifyReport("m", "cpu", "float32", 1, [3], check.limit, [check]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split() for line in lines if not line.startswith(("rmse", "after"))] == [

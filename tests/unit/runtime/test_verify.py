@@ -170,10 +170,8 @@ def test_a_broken_transform_is_the_one_that_is_named(
     failure = report.first_failure
     assert failure is not None
     assert failure.transform == "spoil"
-    assert {way for way, error in failure.errors.items() if error <= report.tolerance} == right
-    assert not any(
-        check.passes(report.tolerance) for check in report.checks[report.checks.index(failure) :]
-    )
+    assert {way for way, error in failure.errors.items() if error <= failure.limit.error} == right
+    assert not any(check.passes for check in report.checks[report.checks.index(failure) :])
 
 
 def test_a_graph_that_does_not_run_is_a_finding(llama: Tiny) -> None:
@@ -187,7 +185,7 @@ def test_a_graph_that_does_not_run_is_a_finding(llama: Tiny) -> None:
 def test_half_precision_is_measured_against_transformers_in_float32(llama: Tiny) -> None:
     report = _verify(llama, dtype="bfloat16")
     assert report.passed, report.first_failure
-    assert 1e-3 < report.reference_error < report.tolerance < 0.1
+    assert 1e-3 < report.limit.reference_error < report.limit.error < 0.1
 
 
 def test_a_window_and_a_rotary_table_that_depend_on_the_length(tiny: Callable[..., Tiny]) -> None:
