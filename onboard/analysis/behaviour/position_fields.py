@@ -20,6 +20,8 @@ _SHORT, _LONG = 24, 96
 """Lengths of texts; the long one has a whole number of the short ones, so that it has one of chunks
 of that size, too.
 """
+_FIRST = 8
+"""The length of a text whose call makes the tables that a constructor leaves to the first call."""
 _ROOM = 128
 _LEAST = 16
 """A number of positions is no smaller."""
@@ -66,7 +68,7 @@ def _bounds(name: str, model_class: Any, small: PretrainedConfig) -> bool:
 def _regrows(name: str, model_class: Any, small: PretrainedConfig) -> bool:
     """Whether the field has the rows of a table that a longer text has made anew."""
     short = _made(name, _SHORT, model_class, small)
-    if short is None:
+    if short is None or not _runs(short, _FIRST):
         return False
     before = _kept(short)
     if not _runs(short, _LONG):

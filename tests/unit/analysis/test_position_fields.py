@@ -72,9 +72,28 @@ class Regrown(Base):
         return CausalLMOutput(logits=x @ self.words.weight.T)
 
 
+class MadeByTheFirstCall(Base):
+    """Its table is there once it has been called, and has more rows where a text is longer."""
+
+    def __init__(self, config: OddConfig) -> None:
+        super().__init__(config)
+        self.known, self.first = config.rows, True
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
+        length = input_ids.shape[1]
+        if self.first or length > self.known:
+            self.first, self.known = False, max(self.known, length)
+            self.table = torch.arange(self.known).float().cos()
+        x = self.words(input_ids) * self.table[:length, None]
+        return CausalLMOutput(logits=x @ self.words.weight.T)
+
+
 @pytest.mark.parametrize(
     ("model", "field"),
-    [(LookedUp, "rows"), (Masked, "rows"), (InPieces, None), (Regrown, "rows")],
+    [
+        *[(LookedUp, "rows"), (Masked, "rows"), (InPieces, None)],
+        *[(Regrown, "rows"), (MadeByTheFirstCall, "rows")],
+    ],
 )
 def test_the_field_is_the_one_that_bounds_texts(model: type, field: str | None) -> None:
     assert position_field(model, OddConfig()) == field
