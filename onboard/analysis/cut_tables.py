@@ -32,10 +32,14 @@ def rows_for_each_text(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     texts, in the form of `rows` [batch, sequence, ...]; the table itself where it is something
     else.
 
-    The table may have dimensions of size one for texts or heads, which rows have none of.
+    The table may have dimensions of size one for texts or heads, which rows have none of, or be
+    [1, 1, positions, size] where they are [batch, 1, sequence, size].
     """
     if table.shape == rows.shape:
         return table
+    if table.dim() == rows.dim() == 4 and table.shape[:2] == (1, 1) and rows.shape[1] == 1:
+        enough = table.shape[2] >= rows.shape[2] and table.shape[3] == rows.shape[3]
+        return table[:, :, : rows.shape[2]].expand_as(rows) if enough else table
     ones = [place for place in range(1, table.dim()) if table.shape[place] == 1]
     bare = table.squeeze(tuple(ones[: max(0, table.dim() - rows.dim() + 1)]))
     alike = bare.dim() == rows.dim() - 1 > 1 and bare.shape[1:] == rows.shape[2:]

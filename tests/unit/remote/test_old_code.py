@@ -957,6 +957,11 @@ def test_rows_of_a_table_for_all_texts_are_compared_for_each() -> None:
     assert torch.equal(kept, table[:5].expand(2, 5, 1, 4))
     for other in (table[:4], torch.randn(9, 2, 4), torch.randn(9, 1, 3), torch.randn(5)):
         assert rows_for_each_text(other, ours) is other
+    longer = table[:, 0][None, None]  # by a caller that asks for more rows than a text has
+    before_tokens = rows_for_each_text(longer, torch.zeros(2, 1, 5, 4))
+    assert torch.equal(before_tokens, longer[:, :, :5].expand(2, 1, 5, 4))
+    for other in (longer[:, :, :4], longer[..., :3], longer.expand(1, 3, 9, 4)):
+        assert rows_for_each_text(other, torch.zeros(2, 1, 5, 4)) is other
     states = torch.randn(2, 1, 21, 6)  # of texts, heads and tokens: nothing is a table there
     assert rows_for_each_text(states, torch.zeros_like(states)) is states
 
