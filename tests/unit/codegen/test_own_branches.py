@@ -42,6 +42,8 @@ ASKED = [
     "torch.isnan(x).any()",
     "(torch.isnan(x).any() or torch.isinf(x).any())",
     "not torch.isfinite(x).all()",
+    "torch.any(torch.isinf(x))",
+    "not torch.all(torch.isfinite(x)).item()",
 ]
 
 
@@ -60,6 +62,32 @@ def test_numbers_that_are_none_are_replaced_without_a_branch(
         x[0, 1] = odd
         for wide in (x, torch.cat([x, torch.full((1, 3), float("inf"))])):
             assert torch.equal(ours(wide).nan_to_num(7.0), original(wide).nan_to_num(7.0))
+
+
+CLAMPED = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.size = config.size
+
+    def forward(self, x):
+        if torch.isinf(x).any():
+            limit = torch.finfo(x.dtype).max - 1000
+            low = -limit
+            x = torch.clamp(x, min=low, max=limit)
+        return x * self.size
+"""
+
+
+def test_limits_that_are_made_for_odd_numbers_alone_make_no_branch(translate: Translate) -> None:
+    state, _, forward = translate(CLAMPED, {"size": 0.5}, specialised=True)
+    assert "if " not in forward
+    original, ours = _made(CLAMPED, {"size": 0.5}), _made(_written(state), {"size": 0.5})
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(8))
+    for odd in (0.0, float("inf"), -float("inf")):
+        x[1, 2] = odd
+        assert torch.equal(ours(x), original(x))
+        assert ours(x).isfinite().all()
 
 
 OF_IMAGES = """

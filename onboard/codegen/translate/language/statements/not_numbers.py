@@ -1,4 +1,4 @@
-"""`if torch.isnan(x).any(): x = ...`, `y[x > 0] = x[x > 0]`: an exported graph has no branch on what
+"""`if torch.isnan(x).any(): limit = ...; x = ...`, `y[x > 0] = x[x > 0]`: an exported graph has no branch on what
 a tensor holds, nor as many items as have a property, and chooses the values instead.
 """
 
@@ -23,18 +23,33 @@ def chosen_instead(node: ast.If, test: Value, frame: Frame) -> bool:
     if not frame.translator.specialised or type(test) is not Code or test.static:
         return False
     match node:
-        case ast.If(body=[ast.Assign(targets=[ast.Name() as target], value=value)], orelse=[]) if (
-            target.id in frame.env.values
-        ):
+        case ast.If(
+            body=[*before, ast.Assign(targets=[ast.Name() as target], value=value)], orelse=[]
+        ) if target.id in frame.env.values and (limits := _only_for_it(before, frame)) is not None:
             asked = _as_one(test.expr)
             kept = frame.evaluate(ast.copy_location(name(target.id), node))
             if asked is None or type(kept) is not Code or kept.transposed:
                 return False
+            for limit, number in limits:
+                store(limit, frame.evaluate(number), frame, node)
             made = frame.evaluate(value)
             where = call(attribute(name("torch"), "where"), asked, made.code(), kept.code())
             store(target, Code(where), frame, node)
             return True
     return False
+
+
+def _only_for_it(body: list[ast.stmt], frame: Frame) -> list[tuple[ast.Name, ast.expr]] | None:
+    """Return the variables that statements make, each with its value; None where they do anything
+    else, or a variable was there before.
+    """
+    made = [
+        (item.targets[0], item.value)
+        for item in body
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
+    ]
+    fresh = len(made) == len(body) and not any(x.id in frame.env.values for x, _ in made)
+    return made if fresh else None
 
 
 def chosen_items(node: ast.Assign, frame: Frame) -> bool:
@@ -102,7 +117,16 @@ def _as_one(test: ast.expr) -> ast.expr | None:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             part = _as_one(operand)
             return None if part is None else ast.UnaryOp(ast.Invert(), part)
-        case ast.Call(func=ast.Attribute(value=asked, attr="any" | "all"), args=[], keywords=[]):
+        case ast.Call(func=ast.Attribute(value=inner, attr="item"), args=[], keywords=[]):
+            return _as_one(inner)
+        case (
+            ast.Call(func=ast.Attribute(value=asked, attr="any" | "all"), args=[], keywords=[])
+            | ast.Call(
+                func=ast.Attribute(value=ast.Name(id="torch"), attr="any" | "all"),
+                args=[asked],
+                keywords=[],
+            )
+        ):
             calls = [item.func for item in ast.walk(asked) if isinstance(item, ast.Call)]
             names = {item.attr for item in calls if isinstance(item, ast.Attribute)}
             return test if names & {*_ASKED} else None
