@@ -42,6 +42,7 @@ from onboard.codegen.translate.mechanisms.masks.padding import LayerMasks, Paddi
 from onboard.codegen.translate.mechanisms.masks.truths import Truths
 from onboard.codegen.translate.mechanisms.numbers import Numbers
 from onboard.codegen.translate.mechanisms.parts.cast_layers import CastLayers
+from onboard.codegen.translate.mechanisms.parts.default_dicts import DefaultDicts
 from onboard.codegen.translate.mechanisms.parts.idle_modules import IdleModules
 from onboard.codegen.translate.mechanisms.parts.numbered_parts import NumberedParts
 from onboard.codegen.translate.mechanisms.parts.own_entries_read import OwnEntriesRead
@@ -71,6 +72,7 @@ MECHANISMS = Mechanisms(
         UniformBatches(),
         LastTokens(),
         Tried(),
+        DefaultDicts(),
         PutInPlaces(),
         ForeignValues(),
         FilledIn(),

@@ -186,13 +186,21 @@ def _place(target: ast.expr, frame: Frame, origin: ast.AST, own: bool = False) -
                 return None
             return _place(ast.Subscript(owner, index, ast.Load()), frame, origin, own)
         case ast.Subscript(value=owner, slice=index):
-            outer = _place(owner, frame, origin, own)
+            outer = _place(owner, frame, origin, own) or _own_dict(owner, frame, origin)
             if outer is None or isinstance(outer.value, ByName):
                 return None
             key = frame.evaluate(index)
             item = values.item_of(outer.value, key)
             return _Place(item, lambda new: outer.put(values.with_item(outer.value, key, new)))
     return None
+
+
+def _own_dict(target: ast.expr, frame: Frame, origin: ast.AST) -> _Place | None:
+    """Return where a dict is that a variable of repositories' code has, with lists or dicts in it."""
+    known = frame.env.values.get(target.id) if isinstance(target, ast.Name) else None
+    if known is None or not frame.translator.specialised or not values.is_dict(known):
+        return None
+    return _Place(known, partial(variables.rebind, known, frame=frame, origin=origin))
 
 
 def _is_container(value: Value) -> bool:
