@@ -8,6 +8,7 @@ import ast
 import hashlib
 import importlib
 import inspect
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -188,7 +189,7 @@ def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
             continue
         node = (
             module_source(owner.__module__).classes.get(owner.__qualname__)
-            if owner.__module__ != "builtins"
+            if owner.__module__ not in sys.builtin_module_names
             else None
         )
         method = _definition(node, name) if node else None

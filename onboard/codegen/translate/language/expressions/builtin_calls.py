@@ -230,6 +230,10 @@ def _defaults(expr: ast.expr, args: Args, frame: Frame) -> Value:
     raise Untranslatable("a defaultdict, whose entries come to be when they are read")
 
 
+def _queue(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    raise Untranslatable("a deque")
+
+
 def _entries(expr: ast.expr, args: Args, frame: Frame) -> Value:
     """Return the fields of an object as a dict."""
     match args.positional:
@@ -321,6 +325,7 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     dict: _dict,
     collections.OrderedDict: _dict,
     collections.defaultdict: _defaults,
+    collections.deque: _queue,
     functools.partial: _partial,
     vars: _entries,
     dataclasses.asdict: _all_entries,

@@ -90,7 +90,9 @@ _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 
 
 def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
-    """Return the value of a global name."""
+    """Return the value of a global name; what a function keeps of earlier calls is what it gives."""
+    if frame.translator.specialised and isinstance(obj, functools._lru_cache_wrapper):
+        obj = obj.__wrapped__
     if (known_as := frame.mechanisms.name(obj, frame)) is not None:
         return known_as
     if obj is None or isinstance(obj, bool | int | float | str):
