@@ -22,7 +22,12 @@ from onboard.codegen.straight.straighten import Recordings
 from onboard.codegen.translate.language.findings import Findings
 from onboard.codegen.translate.language.program import uses
 from onboard.codegen.translate.language.program.classes import Translator
-from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    name,
+    with_place,
+)
 
 Prove = Callable[[str], None]
 """Raises `ProofError` where a model file's text is not proven."""
@@ -82,7 +87,7 @@ def straightened(
         said.append(f"with {cls.__name__} as recorded: {'the same' if same else error}")
     translator.straight.clear()
     translator.sizes.clear()
-    first.args = ("; ".join([str(first), *said]),)
+    first.args = ("; ".join([with_place(first, str(first)), *said]),)
     raise first
 
 
