@@ -96,7 +96,7 @@ _ALONE = """
 import json, os, sys
 import torch
 from pathlib import Path
-from onboard.hf.old.layers.layer_numbers import give_layer_numbers
+from onboard.hf.old.layers.unnumbered_layers import give_layer_numbers
 from onboard.hf.old.rotary_forms import give_rotary_forms
 from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, sys.argv[1])
