@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, TypedDict, TypeVar
 import torch
 from torch import nn
 
-from onboard.errors import OnboardError
+from onboard.errors import OnboardError, UsageError
 from onboard.extensions import broken
 from onboard.graph.canonicalise import clean_up
 from onboard.graph.context import HistoryEntry, TransformContext
@@ -175,7 +176,8 @@ class Pipeline:
         if transform.config.enabled:
             _prepare(transform, state, context)
             before = state.counted(TransformInfo())
-            info, error = _apply(transform, state, context)
+            with self._settings_blamed(transform):
+                info, error = _apply(transform, state, context)
             _finish(transform, state, context)
             changes = _changes(before, state.counted(info))
         entry = HistoryEntry(
@@ -194,6 +196,29 @@ class Pipeline:
         )
         context.history.append(entry)
         _report(entry, transform, context)
+
+    @contextmanager
+    def _settings_blamed(self, transform: BaseTransform[Any]) -> Iterator[None]:
+        """Turn what a transform cannot do with into a `UsageError` where the user has enabled it, or
+        others; what is left is a defect, or the machine's.
+        """
+        try:
+            yield
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:
+            if not (asked := [each.key for each in self.transforms if each.asked_for]):
+                raise
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UsageError(
+                f"{transform.key} breaks in this run ({reason})",
+                hint=f"The run's settings enable {', '.join(asked)}: try it without",
+            ) from error
 
     def _ends_stage(self, index: int) -> bool:
         following = self.transforms[index + 1 : index + 2]

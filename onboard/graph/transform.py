@@ -112,6 +112,8 @@ class BaseTransform(ABC, Generic[C]):
     """It does something beside the graph, which stays as it is (it loads, allocates, captures): it
     also runs when a graph that was transformed before is taken from the cache. All others see no
     values of weights."""
+    needed: ClassVar[bool] = False
+    """No run goes without it: it stays where the shipped pipeline has it."""
     shows: ClassVar[bool] = False
     """It writes down what the graph is, at every start: one with it takes no graph from the
     cache.

@@ -54,6 +54,7 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
     """
 
     config_class = ExportToGMConfig
+    needed = True
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Export; raises `UsageError` for a patch that does not exist."""

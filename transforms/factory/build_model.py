@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pydantic import Field
 from torch import nn
 
 from onboard.graph.context import TransformContext
@@ -16,7 +17,7 @@ from onboard.graph.transform import (
 class BuildModelConfig(TransformConfig):
     """Where the parameters are made; "meta" takes no memory."""
 
-    device: str = "meta"
+    device: str = Field(default="meta", pattern=r"^(meta|cpu|cuda(:\d+)?)$")
 
 
 @register_transform("build_model")
@@ -24,6 +25,7 @@ class BuildModel(BaseTransform[BuildModelConfig]):
     """Let the factory build the model; whatever module came before is dropped."""
 
     config_class = BuildModelConfig
+    needed = True
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Return the factory's model."""

@@ -75,6 +75,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
     """
 
     acts = True
+    needed = True
     config_class = LoadWeightsConfig
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:

@@ -26,6 +26,9 @@ _PIPELINES: dict[Mode, str] = {
 _OF_HEADS = {key: {"enabled": True} for key in ("detect_head_input_for_capture", "add_draft_heads")}
 """What a run with the checkpoint's own draft heads has besides."""
 
+_PLACE = ("enabled", "stage", "run_per_gm")
+"""The fields that say whether, when and on what a transform runs."""
+
 
 def load_pipeline(
     overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "graph", root: Path | None = None
@@ -82,13 +85,32 @@ def pipeline_for(
 ) -> list[BaseTransform[Any]]:
     """Return the transforms that a run's context asks for, with more `overrides`; what comes from
     outside is a fact.
+
+    Raises:
+        UsageError: as `load_pipeline`, or the context moves or leaves out what no run goes without.
     """
     runtime, root = context.runtime, context.factory.root
     asked = {**runtime.transforms, **(_OF_HEADS if runtime.speculative.draft == OWN_HEADS else {})}
-    transforms = load_pipeline(deep_merge(asked, overrides or {}), runtime.mode, root)
+    transforms = load_pipeline(asked, runtime.mode, root)
+    _check_needed(transforms, _shipped(runtime.mode))
+    if overrides:
+        transforms = load_pipeline(deep_merge(asked, overrides), runtime.mode, root)
     facts = (each.from_outside() for each in transforms if each.config.enabled)
     context.facts.extend(filter(None, facts))
     return transforms
+
+
+def _check_needed(transforms: Iterable[BaseTransform[Any]], shipped: Mapping[str, Any]) -> None:
+    for each in transforms:
+        if each.needed and each.key in shipped:
+            whole = validated(each.key, each.config_class, shipped[each.key])
+            for field in _PLACE:
+                found, needed = str(getattr(each.config, field)), str(getattr(whole, field))
+                if found != needed:
+                    raise UsageError(
+                        f"transforms.{each.key}.{field} is {found}, and no run goes without {each.key}",
+                        hint=f"Leave it {needed}",
+                    )
 
 
 def _check_known(keys: Iterable[str], known: Iterable[str], where: str = "") -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import fx, nn
 from torch.export import Dim
 
+from onboard.config import with_settings
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.assembly.assemble import load_pipeline
+from onboard.graph.assembly.assemble import load_pipeline, pipeline_for
 from onboard.graph.context import TransformContext
 from onboard.graph.export.to_graph import export_to_graph
 from onboard.graph.fx import add_placeholder, copy_graphs, fake_mode, nodes_of, placeholders
@@ -199,10 +200,11 @@ def test_the_observer_sees_the_module_after_each_transform(tmp_path: Path) -> No
 
 class _Breaking(GraphTransform[TransformConfig]):
     key = "breaking"
+    error: Exception = RuntimeError("half way")
 
     def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         gm.graph.output_node().args = (placeholders(gm)[0],)
-        raise RuntimeError("half way")
+        raise self.error
 
 
 class _Doubling(GraphTransform[TransformConfig]):
@@ -307,6 +309,42 @@ def test_a_failing_transform_fails_the_run_by_default(tmp_path: Path) -> None:
         Pipeline(_with(_Breaking(TransformConfig(stage=Stages.POST_EXPORT)))).run(
             make_context(tmp_path)
         )
+
+
+@pytest.mark.parametrize("key", ["breaking", "doubling"])
+def test_what_breaks_with_what_the_user_enables_is_an_error_of_the_settings(
+    key: str, tmp_path: Path
+) -> None:
+    """Whether it is that transform, or one that another is too much for."""
+    breaking = _Breaking(TransformConfig(stage=Stages.POST_EXPORT))
+    breaking.error = KeyError("val")
+    transforms = [*_with(_Doubling(breaking.config)), breaking]
+    with pytest.raises(KeyError, match="val"):
+        Pipeline(transforms).run(make_context(tmp_path))
+    next(each for each in transforms if each.key == key).asked_for = True
+    with pytest.raises(UsageError, match=f"breaking breaks .*'val'.*settings enable {key}: try"):
+        Pipeline(transforms).run(make_context(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "message"),
+    [
+        ({"build_model": {"enabled": False}}, "build_model.enabled is False.*Leave it True"),
+        ({"load_weights": {"enabled": False}}, "load_weights.enabled is False.*Leave it True"),
+        ({"load_weights": {"stage": "factory"}}, "stage is factory.*Leave it weight_load"),
+        ({"export_to_gm": {"run_per_gm": True}}, "run_per_gm is True.*Leave it False"),
+        ({"build_model": {"device": "foo"}}, "build_model.*'device'.*'foo'"),
+    ],
+)
+def test_what_no_run_goes_without_stays_where_it_is(
+    transforms: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    context = make_context(tmp_path)
+    context.runtime = with_settings(context.runtime, {"transforms": transforms})
+    with pytest.raises(UsageError, match=message):
+        pipeline_for(context)
+    as_plans_do = {"load_weights": {"enabled": False}}
+    assert pipeline_for(make_context(tmp_path / "plan"), as_plans_do)
 
 
 def test_clean_up_and_shape_propagation_run_when_asked_for(tmp_path: Path) -> None:
