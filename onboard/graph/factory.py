@@ -62,7 +62,7 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
     )
     model_type = values.get("model_type", "")
     if not re.fullmatch(r"\w[\w-]*", str(model_type)) or model_type in CONFIG_MAPPING_NAMES:
-        with undocumented_classes():
+        with undocumented_classes(), _values_of(path):
             return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     model_file = content_path("models", f"modeling_{model_type}.py", root=root)
     if model_file.is_file():
@@ -73,7 +73,28 @@ def read_config(checkpoint: Path, root: Path | None) -> Any:
             f"there is no model file for the model type {model_type}",
             hint="Onboard the model first",
         )
-    return config_class.from_dict(json_floats(values))
+    with _values_of(path):
+        return config_class.from_dict(json_floats(values))
+
+
+_OF_VALUES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What values raise that a config's class or a model's constructors cannot do with."""
+
+
+@contextmanager
+def _values_of(config: Path) -> Iterator[None]:
+    """Turn what a config's class raises into an `OnboardError` that names the file."""
+    try:
+        yield
+    except _OF_VALUES as error:
+        raise OnboardError(
+            f"transformers cannot read {config} ({_reason(error)})",
+            hint="Check the config's values and the transformers version",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 class ModelFactory:
@@ -117,8 +138,9 @@ class ModelFactory:
         except OnboardError:
             raise
         except Exception as error:  # values run through whatever a config's class does with them
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise UsageError(f"the model's config does not take model_kwargs ({reason})") from error
+            raise UsageError(
+                f"the model's config does not take model_kwargs ({_reason(error)})"
+            ) from error
 
     @property
     def text_config(self) -> Any:
@@ -219,20 +241,27 @@ class ModelFactory:
                 f"{self.model_file().name} does not serve this model: {error}",
                 hint="Onboard the model, which makes a file that does",
             ) from error
-        except AttributeError as error:
-            raise self._lacking(error) from error
+        except _OF_VALUES as error:
+            raise self._unfit(error) from error
 
-    def _lacking(self, error: AttributeError) -> Exception:
-        """Return the error of a config that has no field which the model file reads, or `error`.
+    def _unfit(self, error: Exception) -> OnboardError:
+        """Return the error of a config that has no field which the model file reads, or values of
+        which it makes no model.
 
         Classes of configs gain fields from one release of transformers to the next.
         """
-        if not isinstance(error.obj, transformers.PreTrainedConfig):
-            return error
+        name = self.model_file().name
+        if isinstance(error, AttributeError) and isinstance(
+            error.obj, transformers.PreTrainedConfig
+        ):
+            return OnboardError(
+                f"{name} reads {error.name}, which the config of this checkpoint does not have, nor"
+                f" its class in transformers {transformers.__version__}",
+                hint="Install a newer transformers, or onboard the model with this one",
+            )
         return OnboardError(
-            f"{self.model_file().name} reads {error.name}, which the config of this checkpoint "
-            f"does not have, nor its class in transformers {transformers.__version__}",
-            hint="Install a newer transformers, or onboard the model with this one",
+            f"{name} makes no model of {self.checkpoint / 'config.json'} ({_reason(error)})",
+            hint="Check the config's values; where they are right, onboard the model again",
         )
 
     def hf_model(self) -> nn.Module:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,3 +165,28 @@ def test_a_field_that_the_config_does_not_have_is_an_error_in_one_line(tmp_path:
         match=rf"modeling_llama.py reads rms_norm_bound, .* in transformers {transformers.__version__}",
     ):
         context.factory.build_model()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dtype": "float17"}, "transformers cannot read .*config.json .*float17"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "transformers cannot read .*'factor'"),
+        ({"rope_scaling": {"rope_type": "words"}}, "modeling_llama.py makes no model of .*'words'"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": "x"}},
+            "modeling_llama.py makes no model of .*config.json .*Check the config's values",
+        ),
+    ],
+)
+def test_wrong_values_of_a_config_are_said_in_one_line(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    context = make_context(tmp_path)
+    path = tmp_path / "checkpoint" / "config.json"
+    said = json.loads(path.read_text("utf-8"))
+    said.pop("rope_parameters")
+    path.write_text(json.dumps({**said, **values}), "utf-8")
+    with pytest.raises(OnboardError, match=message) as caught:
+        context.factory.build_model()
+    assert "\n" not in str(caught.value)
