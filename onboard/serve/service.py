@@ -16,7 +16,7 @@ from onboard.media.prompt_media import MediaPart, PromptMedia, split_media
 from onboard.runtime.calls.async_llm import AsyncLLM
 from onboard.runtime.calls.outputs import Delta
 from onboard.runtime.sampling_params import SamplingParams
-from onboard.runtime.tokenizer import tokenizer_folder
+from onboard.runtime.tokenizer import Tokenizer, tokenizer_folder
 from onboard.serve.answers.chat_texts import ChatTexts
 from onboard.serve.answers.formats import Format, format_for
 from onboard.serve.prometheus import Metrics
@@ -129,17 +129,20 @@ class Service:
         tokenizer = self.llm.llm.engine.tokenizer
         return [] if tokenizer is None else list(tokenizer.hf.all_special_tokens)
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's, if it has one."""
+        return self.llm.llm.engine.tokenizer
+
     def text_of(self, tokens: list[int]) -> str:
         """Return the text of tokens, special ones left out."""
-        tokenizer = self.llm.llm.engine.tokenizer
-        return "" if tokenizer is None else tokenizer.decode(tokens)
+        return "" if self.tokenizer is None else self.tokenizer.decode(tokens)
 
     def token_text(self, token: int) -> str:
         """Return the text of one token, special ones too; without a tokenizer, its number."""
-        tokenizer = self.llm.llm.engine.tokenizer
-        if tokenizer is None:
+        if self.tokenizer is None:
             return str(token)
-        return tokenizer.decode([token], skip_special_tokens=False)
+        return self.tokenizer.decode([token], skip_special_tokens=False)
 
     async def follow(
         self, prompt: Prompt, params: SamplingParams, number: int = 0

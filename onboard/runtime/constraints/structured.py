@@ -51,7 +51,7 @@ class Grammars:
         matcher = _llguidance().LLMatcher(self.tokens, source)
         if matcher.is_error():
             raise UsageError(
-                f"structured_outputs is not understood: {_in_one_line(matcher.get_error())}"
+                f"{_given(wanted)} is not understood: {_in_one_line(matcher.get_error())}"
             )
         return Matcher(matcher)
 
@@ -98,6 +98,12 @@ class Matcher:
         return "stop" if self._matcher.is_stopped() else None
 
 
+def _given(wanted: StructuredOutputs) -> str:
+    """Return the name of the constraint, as requests of every interface have it."""
+    said = wanted.model_dump(exclude_defaults=True)
+    return next(iter(said))
+
+
 def _source(wanted: StructuredOutputs) -> str:
     """Return the constraint in llguidance's own notation."""
     matcher = _llguidance().LLMatcher
@@ -114,7 +120,7 @@ def _source(wanted: StructuredOutputs) -> str:
         return str(matcher.grammar_from_lark(wanted.grammar))
     except (ValueError, TypeError) as error:
         raise UsageError(
-            f"structured_outputs is not understood: {_in_one_line(str(error))}"
+            f"{_given(wanted)} is not understood: {_in_one_line(str(error))}"
         ) from error
 
 

@@ -224,8 +224,12 @@ def _structure(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
         return None
     if wanted.type == "json_object":
         return {"json_object": True}
-    if wanted.type == "json_schema" and wanted.json_schema is not None:
-        return {"json_schema": wanted.json_schema.get("schema", {})}
+    if wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise RefusedError("response_format has no json_schema", param="response_format")
+        if not isinstance(schema := wanted.json_schema.get("schema", {}), dict):
+            raise RefusedError("json_schema.schema is no object", param="response_format")
+        return {"json_schema": schema}
     raise RefusedError(
         f"response_format is {wanted.type!r:.60}: text, json_object and json_schema are known",
         param="response_format",

@@ -13,6 +13,7 @@ from onboard.runtime.sampling_params import SamplingParams
 from onboard.serve.dialects.events import DONE, event
 from onboard.serve.dialects.fields import Sampling, Tokens, usage
 from onboard.serve.dialects.merging import merged
+from onboard.serve.dialects.text_places import TextPlaces
 from onboard.serve.refusals import RefusedError
 from onboard.serve.request_scope import request_scope
 from onboard.serve.service import Prompt, Service
@@ -42,7 +43,9 @@ class Completion:
         self.id, self.created = f"cmpl-{scope.new_name()}", scope.created
         self.prompts: list[Prompt] = []
         self.params = self._params()
-        self._offsets: dict[int, int] = {}
+        self._echoed: dict[int, int] = {}
+        """The characters of the prompt that an output begins with."""
+        self._places: dict[int, TextPlaces] = {}
         self._tokens = 0
         self._cached: dict[int, int] = {}
         """Of each prompt the tokens that were reused."""
@@ -136,27 +139,37 @@ class Completion:
     def _part(self, index: int, delta: Delta) -> dict[str, Any]:
         found = None
         if delta.logprobs is not None:
-            found = self._logprobs(index, delta.token_ids, delta.logprobs)
+            places = self._places_of(index).following(delta.token_ids)
+            found = self._logprobs(places, delta.token_ids, delta.logprobs)
         end = None if delta.finish_reason is None else _ENDS[delta.finish_reason]
         return {"index": index, "text": delta.text, "logprobs": found, "finish_reason": end}
 
     async def _echo(self, index: int, prompt: Prompt) -> dict[str, Any]:
         text = self.service.text_of(prompt.tokens)
-        found = None
+        self._echoed[index], found = len(text), None
         if (most := self.body.logprobs) is not None:
             scores = await self.service.llm.score(prompt.tokens, most, self.params.lora)
-            found = self._logprobs(index, prompt.tokens, scores)
+            places = TextPlaces(self.service.tokenizer).following(prompt.tokens)
+            found = self._logprobs(places, prompt.tokens, scores)
         return {"index": index, "text": text, "logprobs": found, "finish_reason": None}
 
+    def _places_of(self, index: int) -> TextPlaces:
+        """Return where the tokens of an output begin, behind the prompt if that is repeated."""
+        if index not in self._places:
+            start, skip = self._echoed.get(index, 0), self.params.skip_special_tokens
+            self._places[index] = TextPlaces(
+                self.service.tokenizer, start, skip_special_tokens=skip
+            )
+        return self._places[index]
+
     def _logprobs(
-        self, index: int, tokens: Sequence[int], rows: Sequence[Mapping[int, float] | None]
+        self,
+        places: list[int],
+        tokens: Sequence[int],
+        rows: Sequence[Mapping[int, float] | None],
     ) -> dict[str, Any]:
         """Return log-probabilities as the interface has had them since 2020."""
         words = [self.service.token_text(token) for token in tokens]
-        start = self._offsets.get(index, 0)
-        lengths = [len(word) for word in words]
-        offsets = [start + sum(lengths[:i]) for i in range(len(words))]
-        self._offsets[index] = start + sum(lengths)
         best = [
             None if row is None else {self.service.token_text(t): value for t, value in row.items()}
             for row in rows
@@ -168,7 +181,7 @@ class Completion:
             "tokens": words,
             "token_logprobs": chosen,
             "top_logprobs": best,
-            "text_offset": offsets,
+            "text_offset": places,
         }
 
 

@@ -23,15 +23,38 @@ class Body(BaseModel):
     def read(cls, body: bytes) -> Any:
         """Return a parsed body; raise `RefusedError` for the first thing that is wrong."""
         try:
-            from_json(body, allow_inf_nan=False)  # no JSON has them, so no answer could repeat them
+            # no JSON has NaN, so no answer could repeat it
+            said = from_json(body, allow_inf_nan=False)
             return cls.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            message = f"{place}: {first['msg']}" if place else str(first["msg"])
-            raise RefusedError(message, param=place or None) from None
+            raise _refusal(error, said) from None
         except ValueError as error:
             raise RefusedError(f"the body is no JSON: {error}") from None
+
+
+def _refusal(error: ValidationError, said: Any) -> RefusedError:
+    """Return what to tell of the first thing that is wrong in `said`, by its place there."""
+    errors = error.errors(include_url=False, include_input=False)
+    first = errors[0]
+    place = first["loc"] if first["type"] == "missing" else _place(first["loc"], said)
+    depth = len(place)
+    tried = [each["loc"][depth] for each in errors if each["loc"][:depth] == place != each["loc"]]
+    forms = ", ".join(dict.fromkeys(map(str, tried)))
+    message = f"Input should be one of {forms}" if ", " in forms else first["msg"]
+    where = ".".join(map(str, place))
+    return RefusedError(f"{where}: {message}" if where else message, param=where or None)
+
+
+def _place(loc: tuple[int | str, ...], said: Any) -> tuple[int | str, ...]:
+    """Return the part of a place that is one in `said`; the rest are the forms that were tried
+    there.
+    """
+    for depth, part in enumerate(loc):
+        try:
+            said = said[part]
+        except (LookupError, TypeError):
+            return loc[: max(depth, 1)]
+    return loc
 
 
 class StreamOptions(Body):

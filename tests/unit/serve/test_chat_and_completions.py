@@ -107,13 +107,35 @@ def test_log_probabilities_and_echo(client: OpenAI, service: Service) -> None:
     for place in range(1, len(ids)):
         assert scores.token_logprobs[place] == pytest.approx(expected[place][ids[place]], abs=1e-5)
     assert "".join(scores.tokens) == found.choices[0].text
-    assert scores.text_offset == [
-        len("".join(scores.tokens[:place])) for place in range(len(scores.tokens))
-    ]
+    _check_places(found.choices[0])
     longer = client.completions.create(
         model="tiny", prompt=[ids], max_tokens=3, echo=True, logprobs=2, temperature=0
     )
     assert len(longer.choices[0].logprobs.tokens) == len(ids) + longer.usage.completion_tokens
+
+
+def _check_places(choice: Any) -> None:
+    """Each token's text lies where it is said to, and special ones are not in the text."""
+    scores = choice.logprobs
+    for word, place in zip(scores.tokens, scores.text_offset, strict=True):
+        if not word.startswith("<") and "\N{REPLACEMENT CHARACTER}" not in word:
+            assert choice.text[place:].startswith(word), (word, place, choice.text)
+
+
+def test_places_in_a_text_are_those_without_special_tokens(
+    client: OpenAI, service: Service
+) -> None:
+    special = service.tokenizer.hf.all_special_ids[0]
+    ids = [special, *service.llm.llm.encode("the dog sat"), special, *service.llm.llm.encode("on")]
+    options = {"model": "tiny", "prompt": [ids], "max_tokens": 5, "logprobs": 1, "temperature": 0}
+    found = client.completions.create(echo=True, **options).choices[0]
+    assert found.logprobs.text_offset[:2] == [0, 0]
+    _check_places(found)
+    _check_places(client.completions.create(**options).choices[0])
+    places = []
+    for chunk in client.completions.create(echo=True, stream=True, **options):
+        places += chunk.choices[0].logprobs.text_offset
+    assert places == found.logprobs.text_offset
 
 
 def test_a_conversation_is_the_templates(client: OpenAI, service: Service) -> None:
@@ -203,6 +225,11 @@ def test_the_answer_has_the_shape_that_is_asked_for(client: OpenAI) -> None:
     assert re.fullmatch("(yes|no){2}", found.choices[0].message.content)
 
 
+def _shaped(schema: Any) -> dict[str, Any]:
+    named = {} if schema is None else {"json_schema": {"name": "answer", "schema": schema}}
+    return {"response_format": {"type": "json_schema", **named}}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
@@ -235,6 +262,22 @@ def test_the_answer_has_the_shape_that_is_asked_for(client: OpenAI) -> None:
             "not understood",
         ),
         ("nothing", {}, 404, "Not Found"),
+        ("completions", {"prompt": ["a", [8]]}, 400, r"prompt: Input should be one of str, list\["),
+        (
+            "completions",
+            {"prompt": "a", "stop": {}},
+            400,
+            r"stop: Input should be one of str, list",
+        ),
+        ("completions", {"prompt": "a", "logit_bias": {"a": 1}}, 400, "logit_bias.a: Input"),
+        ("chat/completions", {"messages": USER, **_shaped(None)}, 400, "has no json_schema"),
+        ("chat/completions", {"messages": USER, **_shaped(True)}, 400, "schema is no object"),
+        (
+            "chat/completions",
+            {"messages": USER, **_shaped({"type": "words"})},
+            400,
+            "^json_schema is not understood.*words",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
