@@ -124,6 +124,7 @@ def test_a_request_that_is_cut_off_is_told_and_no_orderly_end(
         last = log.splitlines()[-1]
         assert last.startswith("onboard: requests that were cut off after 1 seconds: 1. ")
         assert str(LONG["prompt"]) not in serving.printed.read() + log
+        assert "Traceback" not in log
 
 
 def test_two_ranks_serve_and_leave_nothing(tmp_path: Path, command: Command) -> None:
