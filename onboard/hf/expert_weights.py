@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -93,6 +93,8 @@ class DeclaredStack:
     """Its pieces' outputs take turns."""
     are_chosen: bool = True
     """See `are_chosen`."""
+    is_made: bool = False
+    """A rule of loading makes it of experts one by one, as which a generated model has them."""
 
 
 def are_chosen(experts: nn.Module) -> bool:
@@ -107,6 +109,11 @@ def declared_stacks(config: Mapping[str, Any]) -> Mapping[str, DeclaredStack]:
     of its loading makes of experts one by one, by name; nothing for a model that transformers
     does not know, or cannot build.
     """
+    return {name: stack for name, stack in all_stacks(config).items() if not stack.is_made}
+
+
+def all_stacks(config: Mapping[str, Any]) -> Mapping[str, DeclaredStack]:
+    """Return the same with those that a rule makes."""
     return _declared(json.dumps(config, sort_keys=True))
 
 
@@ -137,7 +144,8 @@ def _stacks(model: Any) -> dict[str, DeclaredStack]:
                     )
     made = [target for rule in merges(model) for target in rule.target_patterns] if found else []
     return {
-        name: stack
+        name: replace(
+            stack, is_made=any(name.endswith(target.replace("\\", "")) for target in made)
+        )
         for name, stack in found.items()
-        if not any(name.endswith(target.replace("\\", "")) for target in made)
     }

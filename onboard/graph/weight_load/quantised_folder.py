@@ -260,15 +260,20 @@ class QuantisedCheckpoint(Checkpoint):
             name: self._held_bytes(weight)
             for name, weight in self.weights.items()
             if has_kernels(weight.computed_as, weight.block, weight.inputs)
-            and not (len(weight.shape) > 2 and self._is_for_all(name))
+            and not (len(weight.shape) > 2 and self._is_decoded(name))
         }
 
-    def _is_for_all(self, name: str) -> bool:
-        """Tell whether a stack is of experts that all compute, which a run decodes."""
-        from onboard.hf.expert_weights import declared_stacks  # builds transformers' model
+    def _is_decoded(self, name: str) -> bool:
+        """Tell whether a stack is of experts that all compute, or that the generated model has one by
+        one: a run decodes it.
+        """
+        from onboard.hf.expert_weights import all_stacks  # builds transformers' model
 
-        stacks = declared_stacks(config_of(self.folder)).items()
-        return any(not each.are_chosen and same_place(place, name) for place, each in stacks)
+        stacks = all_stacks(config_of(self.folder)).items()
+        return any(
+            (each.is_made or not each.are_chosen) and same_place(place, name)
+            for place, each in stacks
+        )
 
     def _held_bytes(self, weight: QuantisedWeight) -> int:
         if weight.members:

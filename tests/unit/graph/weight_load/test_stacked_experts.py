@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import Concatenate, MergeModulelist
 
 from onboard.graph.weight_load.converted_weights import converted
-from onboard.graph.weight_load.quantised_folder import open_checkpoint
+from onboard.graph.weight_load.quantised_folder import open_checkpoint, quantised_checkpoint
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.graph.weight_load.weight_sources import read_source
+from onboard.hub import LocalSource
 from onboard.quantised.encoded import encode_fp8
+from onboard.workflow.checkpoint.parameter_count import estimate_size
 from tests.support.checkpoints import edit_config, save_checkpoint
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -62,20 +64,40 @@ def test_a_mixture_in_stacks_computes_transformers_logits(model_type: str, tmp_p
     assert error_of(folder, folder) < SAME
 
 
-def test_so_does_one_whose_stacks_are_quantised(tmp_path: Path) -> None:
-    folder = save_stacks(tmp_path, "qwen3_moe")
+def quantise(folder: Path, block: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """Quantise the stacks of a checkpoint to float8 in blocks; return all tensors, decoded."""
     stored = load_file(folder / "model.safetensors")
     decoded = dict(stored)
     for name in [name for name in stored if ".experts." in name]:
-        stack = [encode_fp8(matrix, (8, 16)) for matrix in stored[name]]
+        stack = [encode_fp8(matrix, block) for matrix in stored[name]]
         decoded[name] = torch.stack([each.values() for each in stack])
         stored[name] = torch.stack([each.codes for each in stack])
         stored[f"{name}_scale_inv"] = torch.stack([each.scale for each in stack])
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    said = {"quant_method": "fp8", "weight_block_size": list(block)}
+    edit_config(folder, quantization_config=said)
+    return decoded
+
+
+def test_so_does_one_whose_stacks_are_quantised(tmp_path: Path) -> None:
+    folder = save_stacks(tmp_path, "qwen3_moe")
+    decoded = quantise(folder, (8, 16))
     save_checkpoint(tmp_path / "float", "qwen3_moe", **FAMILIES["qwen3_moe"])
     save_file(decoded, tmp_path / "float" / "model.safetensors", {"format": "pt"})
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    edit_config(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [8, 16]})
     assert error_of(folder, tmp_path / "float") < SAME
+
+
+def test_quantised_stacks_that_are_taken_apart_are_counted_decoded(tmp_path: Path) -> None:
+    """On a GPU, too: a layer of an expert is a part of an entry, and is decoded as it is read."""
+    folder = save_stacks(tmp_path, "qwen3_moe")
+    decoded = quantise(folder, (128, 128))
+    checkpoint = quantised_checkpoint(folder)
+    assert checkpoint is not None
+    stacks = [name for name in checkpoint.weights if ".experts." in name]
+    assert stacks
+    assert not checkpoint.kept_bytes().keys() & set(stacks)
+    size = estimate_size(LocalSource(str(folder)), "bfloat16", gpu=True)
+    assert size.bytes == 2 * sum(each.numel() for each in decoded.values())
 
 
 def test_no_more_of_a_stack_is_read_than_the_layer(tmp_path: Path) -> None:
