@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import re
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ _FILES = (WHOLE_FILE, CONFIG_FILE, "tokenizer.model", "vocab.json", "vocab.txt",
 _NOT_RUN = "the tokenizer is tokenizer.json; the class of the repository is not run"
 _PROBE = "a text to find again"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+@cache
+def _alphabet() -> dict[str, int]:
+    """Return the byte that each letter of GPT-2's alphabet stands for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 class Tokenizer:
@@ -74,6 +86,20 @@ class Tokenizer:
         decoder = self.hf if self._decoder is None else self._decoder
         text: str = decoder.decode(tokens, skip_special_tokens=skip_special_tokens)
         return text
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character; special ones have their
+        text's.
+
+        Vocabularies of bytes write them as `<0xE2>` (SentencePiece) or in GPT-2's alphabet.
+        """
+        text = self.decode([token], skip_special_tokens=False)
+        piece = self.hf.convert_ids_to_tokens(token) if _UNFINISHED in text else None
+        if piece and (match := _BYTE.fullmatch(piece)):
+            return bytes.fromhex(match[1])
+        if piece and _alphabet().keys() >= set(piece):
+            return bytes(_alphabet()[letter] for letter in piece)
+        return text.encode()
 
     @cached_property
     def _decoder(self) -> Any:

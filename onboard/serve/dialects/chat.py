@@ -206,8 +206,9 @@ class Chat:
         return found
 
     def _score(self, token: int, value: float) -> dict[str, Any]:
-        text = self.service.token_text(token)
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        own, text = self.service.tokenizer, self.service.token_text(token)
+        own_bytes = text.encode() if own is None else own.bytes_of(token)
+        return {"token": text, "logprob": value, "bytes": list(own_bytes)}
 
     def _head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -55,6 +55,33 @@ def test_text_grows_as_tokens_do_and_never_shows_half_a_character(folder: Path) 
     assert len(set(texts)) < len(texts)  # some token was but a part of a character
 
 
+def test_bytes_of_tokens_join_to_the_text() -> None:
+    """Where a character takes several tokens, too."""
+    tokenizer = Tokenizer.load(DEMO)
+    assert tokenizer is not None
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    letters = random.Random(seed).choices("aé日😀 \n\N{COMBINING ACUTE ACCENT}", k=40)
+    tokens = tokenizer.encode_plain("".join(letters))
+    assert any("\N{REPLACEMENT CHARACTER}" in tokenizer.decode([token]) for token in tokens)
+    found = b"".join(map(tokenizer.bytes_of, tokens))
+    assert found.decode() == tokenizer.decode(tokens) == "".join(letters)
+
+
+def test_bytes_are_those_that_a_piece_names() -> None:
+    """As SentencePiece's vocabularies have bytes; a special token has its text's."""
+    from tokenizers import Tokenizer as Rust
+    from tokenizers import decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<s>": 0, "a": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
+    rust = Rust(models.BPE(words, [], byte_fallback=True))
+    rust.decoder = decoders.ByteFallback()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, bos_token="<s>"))
+    assert [tokenizer.bytes_of(2 + byte) for byte in "é".encode()] == [b"\xc3", b"\xa9"]
+    assert [tokenizer.bytes_of(token) for token in (0, 1)] == [b"<s>", b"a"]
+
+
 def test_special_tokens_are_left_out_of_text(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     assert tokenizer is not None

@@ -170,6 +170,17 @@ def test_chat_log_probabilities(client: OpenAI) -> None:
     assert [each.logprob for each in streamed] == pytest.approx([e.logprob for e in content])
 
 
+def test_bytes_of_a_part_of_a_character_are_the_tokens(client: OpenAI, service: Service) -> None:
+    part = "\N{REPLACEMENT CHARACTER}"
+    parts = [t for t in range(service.tokenizer.hf.vocab_size) if service.token_text(t) == part]
+    bias = {str(token): 100 for token in parts}
+    options = {**GREEDY, "messages": USER, "logprobs": True, "logit_bias": bias}
+    content = client.chat.completions.create(**options).choices[0].logprobs.content
+    assert [each.token for each in content] == [part] * len(content)
+    assert all(bytes(each.bytes) in map(service.tokenizer.bytes_of, parts) for each in content)
+    assert not any(part.encode() == bytes(each.bytes) for each in content)
+
+
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
