@@ -226,6 +226,22 @@ class Toy(nn.Module):
     def forward(self, x):
         return self.attention(x)
 """
+VARIABLES = """
+import os
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.gate = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        if os.getenv("ONBOARD_TOY_SCALED", "false").lower() == "true":
+            return x * 3
+        if os.environ.get("ONBOARD_TOY_NAMED") is not None:
+            return x * 2
+        return self.gate(x)
+"""
 
 
 def _compare(translate: Translate, text: str, config: dict[str, Any]) -> str:
@@ -261,6 +277,12 @@ def test_a_table_that_was_nothing_at_first_is_a_buffer(translate: Translate) -> 
 def test_classes_outputs_and_tracers_decide(translate: Translate) -> None:
     written = _compare(translate, CHOSEN, {"kind": "plain"})
     for gone in ("isinstance", "is_tracing", "proxy", "Other", "for row"):
+        assert gone not in written
+
+
+def test_an_environment_variable_without_a_value_has_its_default(translate: Translate) -> None:
+    written = _compare(translate, VARIABLES, {"size": 6})
+    for gone in ("environ", "getenv", "* 3", "* 2"):
         assert gone not in written
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-import importlib.util
+import os
 from collections import UserDict
 from dataclasses import replace
 from importlib.util import find_spec
@@ -78,6 +78,7 @@ from onboard.codegen.translate.language.values import (
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _AUTOCAST = (torch.is_autocast_enabled, torch.is_autocast_cpu_enabled)
 _OTHER_TRACERS = (torch.jit._trace.is_tracing, torch._jit_internal.is_scripting, is_torch_fx_proxy)
+_ENVIRONMENT = (os.getenv, os.environ.get)
 _OF_DICTS = ("items", "keys", "values", "get", "copy")
 _GIVE_THE_MODULE = ("to_empty", "cuda", "cpu", "eval")
 """Methods of modules that change no dtype: who builds a model says where it is."""
@@ -304,22 +305,33 @@ def _by_name(args: Args, frame: Frame) -> Args:
     return replace(args, positional=[first, *args.positional[1:]])
 
 
+def _unset_variable(args: Args) -> Value | None:
+    """Return what code gets that asks for an environment variable without a value, as it runs with
+    none of the user's; None where it has one.
+    """
+    match args.positional:
+        case [Known(value=str() as variable), *default] if variable not in os.environ:
+            return default[0] if default else args.keywords.get("default", NONE)
+    return None
+
+
 def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if obj in _DROPOUTS:
         return args.positional[0]
-    if obj is copy.deepcopy and isinstance(args.positional[0], Config):
-        return replace(args.positional[0], copy=plain_call(expr, args).expr)
-    if obj is copy.deepcopy and isinstance(given := args.positional[0], Setting | Mapping):
+    if obj is copy.deepcopy and isinstance(given := args.positional[0], Config):
+        return replace(given, copy=plain_call(expr, args).expr)
+    if obj is copy.deepcopy and isinstance(given, Setting | Mapping):
         return config_values.own_copy(given, frame)
     if obj is copy.deepcopy and (made := module_copy(expr, args, frame)) is not None:
         return made
-    if obj in _AUTOCAST or obj in _OTHER_TRACERS:
-        return Known(False)  # who runs generated code chooses its dtype, and export traces it
-    if obj is is_torchdynamo_compiling:
-        return Known(True)  # generated code is made for export
-    if obj is importlib.util.find_spec and args.known():
+    if obj in (*_AUTOCAST, *_OTHER_TRACERS, is_torchdynamo_compiling):
+        # Who runs generated code chooses its dtype; it is made for export, which alone traces it
+        return Known(obj is is_torchdynamo_compiling)
+    if obj is find_spec and args.known():
         spec = find_spec(*(item.value for item in args.positional))  # type: ignore[attr-defined]
         return NONE if spec is None else Global(spec, expr)
+    if obj in _ENVIRONMENT and (unset := _unset_variable(args)) is not None:
+        return unset
     if objects.asks_for_package(obj):
         return Known(False)  # kernels of other packages: generated code has its own
     if getattr(obj, "__module__", None) == "time" and frame.translator.specialised:
