@@ -79,6 +79,8 @@ def suits(
         and runs_hopper_code(codes.device)
         and dtype == torch.bfloat16
         and scale.dim() == x_scale.dim()
+        and scale.dtype == x_scale.dtype == torch.float32
+        and len(scale) == (len(weight) if scale.dim() == 1 else -(-len(weight) // BLOCK))
         and outputs % _STEP == codes.shape[1] % 16 == 0
         and codes.shape[1] <= _MOST_INPUTS
         and all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in brought)

@@ -1,12 +1,13 @@
 // Products of weights [outputs, inputs] and codes of up to 64 tokens, eight-bit floats both, on Hopper GPUs.
 //
 // Tokens are the 64 rows of `wgmma`, and rows of the weight its columns, as few as it takes that every processor has some:
-// programs have GROUPS * WIDTH. CLUSTER programs, each of which has a part of the inputs, add up their sums. Two warps ask the copy engine for blocks of 128 inputs: one for the weight's, before the
-// kernel in front has ended, too, the other for the tokens'. The others multiply, in groups of four warps: PARTS of them take
-// turns with blocks, GROUPS have WIDTH rows each; with GATED the first one's are gates, and the second's what they multiply.
-// Sums of a block are added up in float32: with GROUPED times the scales of the weight's block and the token's, else as they
-// are, and the scales of rows and tokens are for the end. Of fewer tokens BOX rows are brought, and the tensor cores read on
-// into what is there besides: its products are of rows that nobody stores.
+// programs have GROUPS * WIDTH, and CLUSTER of them, each of which has a part of the inputs, add up their sums. Two warps ask
+// the copy engine for blocks of 128 inputs: one for the weight's, before the kernel in front has ended, too, the other for
+// the tokens'. The others multiply, in groups of four warps: PARTS of them take turns with blocks, GROUPS have WIDTH rows
+// each; with GATED the first one's are gates, and the second's what they multiply. Sums of a block are added up in float32:
+// with GROUPED times the scales of the weight's block and the token's, else as they are, and the scales of rows and tokens
+// are for the end. Of fewer tokens BOX rows are brought, and the tensor cores read on into what is there besides: its
+// products are of rows that nobody stores.
 constexpr int TOKENS = 64, BLOCK = 128, ROWS = GROUPS * WIDTH, STAGE = (ROWS + BOX) * BLOCK, CHUNKS = ROWS / 8, ROW = ROWS + 4;
 constexpr int WORKERS = 128 * PARTS * GROUPS, THREADS = WORKERS + 64, COLUMNS = GATED ? WIDTH : ROWS;
 constexpr int SHARE = TOKENS / CLUSTER, FOURS = COLUMNS / 4, EACH = (SHARE * FOURS + WORKERS - 1) / WORKERS;
@@ -193,7 +194,8 @@ __device__ __forceinline__ void store(const Arguments& a, const Memory& m, const
     float4 y = total(m, to.token, to.column);
     if (GATED) {
       const float4 up = total(m, to.token, to.column + WIDTH);
-      y = make_float4(activate<ACTIVATION>(y.x) * up.x, activate<ACTIVATION>(y.y) * up.y, activate<ACTIVATION>(y.z) * up.z, activate<ACTIVATION>(y.w) * up.w);
+      y = make_float4(activate<ACTIVATION>(y.x) * up.x, activate<ACTIVATION>(y.y) * up.y,
+                      activate<ACTIVATION>(y.z) * up.z, activate<ACTIVATION>(y.w) * up.w);
     }
     if (HAS_RESIDUAL) {
       const uint2 more = residual[turn];
