@@ -428,6 +428,7 @@ class Scaled(nn.Linear):
             super().reset_parameters()
         else:
             nn.init.normal_(self.weight, std=self.std)
+            nn.init.normal_(self.bias, std=self.std)
 
 
 class Named(Scaled):
