@@ -4,8 +4,12 @@ not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.support.graph.harness import randomize, transform, worst_error
@@ -59,6 +63,63 @@ def test_a_bias_before_the_text_is_the_layers_own() -> None:
     result = transform([KEY], model, _inputs(2, 9))
     assert result.matches[KEY] == result.count(torch.ops.onboard.torch_token_shift) == 1
     assert worst_error(result, model, _inputs) < 1e-6
+
+
+class _Moved(nn.Module):
+    """A text that is moved in one of the ways of `_MOVED`."""
+
+    def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(x)
+
+
+_MOVED = {
+    "padded": lambda x: F.pad(x[:, :-1], (0, 0, 1, 0)),
+    "padded and cut": lambda x: F.pad(x, (0, 0, 1, 0))[:, :-1],
+    "padding that cuts": lambda x: F.pad(x, (0, 0, 1, -1)),
+    "by three": lambda x: F.pad(x[:, :-3], (0, 0, 3, 0)),
+    "zeros of three": lambda x: torch.cat([torch.zeros_like(x[:, :3]), x[:, :-3]], dim=1),
+}
+_IDS = {
+    "ids": lambda x: F.pad(x[:, :-1], (1, 0)),
+    "ids behind another": lambda x: F.pad(x[:, :-2], (2, 0), value=7),
+    "ids that are cut": lambda x: F.pad(x, (1, 0), value=-1)[:, :-1],
+    "joined ids": lambda x: torch.cat([torch.full_like(x[:, :1], 5), x[:, :-1]], dim=1),
+}
+
+
+def _ids(batch: int, sequence: int) -> dict[str, Tensor]:
+    return {"x": torch.randint((1 << 24) - 9, (batch, sequence))}
+
+
+@pytest.mark.parametrize("key", [*_MOVED, *_IDS])
+def test_a_text_that_is_moved_is_shifted_as_often(key: str) -> None:
+    ways: dict[str, Any] = _MOVED | _IDS
+    model, inputs = _Moved(ways[key]), _ids if key in _IDS else _inputs
+    result = transform(["cleanup_noop_slice", KEY], model, inputs(2, 9))
+    assert result.matches[KEY] == 1
+    times = {"by three": 3, "zeros of three": 3, "ids behind another": 2}.get(key, 1)
+    assert result.count(torch.ops.onboard.torch_token_shift) == times
+    given = inputs(3, 11)
+    assert torch.equal(result.gm(**given), model(**given))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda x: F.pad(x[:, :-1], (0, 0, 2, 0)),
+        lambda x: F.pad(x[:, 1:], (0, 0, 0, 1)),
+        lambda x: F.pad(x[:, :-1], (0, 0, 1, 0), value=1.0),
+        lambda x: F.pad(x, (1, -1, 0, 0)),
+        lambda x: F.pad(x[:, :-1].transpose(1, 2), (1, 0), mode="replicate").transpose(1, 2),
+        lambda x: F.pad(x[:, :-1], (0, 0, 1, 0, 1, 0)),
+    ],
+)
+def test_another_move_stays(way: Callable[[Tensor], Tensor]) -> None:
+    assert transform([KEY], _Moved(way), _inputs(2, 9)).matches[KEY] == 0
 
 
 @pytest.mark.parametrize(
