@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis import repository
 from onboard.analysis.behaviour.code_numbers import code_of, literals
+from onboard.analysis.behaviour.lines_run import steps_run
 from onboard.analysis.tiny.own_failures import refuse_own_code
 from onboard.analysis.tiny.random_weights import note_drawn, randomize
 from onboard.analysis.tiny.tiny_config import (
@@ -27,7 +28,6 @@ from onboard.analysis.tiny.tiny_config import (
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, runs_as_it_is, vocabulary
 from onboard.errors import OnboardError
 from onboard.hf.hf_model import build_reference
-from onboard.hf.parameters_on import without_memory
 
 _LEAST, _MOST = 16, 1 << 16
 """Numbers that may be sizes of the checkpoint, and no others that code has."""
@@ -46,7 +46,7 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     model = _with_any_vocabulary(config, seed)
     if not repository.is_installed(config.model_type):
         return model
-    model = _with_all_classes(config, model, seed)
+    model = _with_all_kinds(config, model, seed)
     if runs_as_it_is(model):
         return _with_whole_texts(config, model, seed)
     if (kept := _with_kept_heads(config, seed)) is not None:
@@ -78,22 +78,37 @@ def _with_any_vocabulary(config: PretrainedConfig, seed: int) -> nn.Module:
         raise
 
 
-def _with_all_classes(config: PretrainedConfig, model: nn.Module, seed: int) -> nn.Module:
-    """Return a small model with more layers where it lacks classes of the one with all layers: what
-    a layer is made of may follow from its number.
+def _with_all_kinds(config: PretrainedConfig, model: nn.Module, seed: int) -> nn.Module:
+    """Return a small model with more layers where it lacks something of the one with all layers, the
+    shortest that has the most of it: what a layer is made of, and does, may follow from its number.
     """
     try:
-        with without_memory(computing=True):
-            whole = build_reference(tiny_config(config, layers=_ALL), dtype=torch.float32)
+        wanted = _kinds(build_small(tiny_config(config, layers=_ALL), seed))
     except Exception:
         return model  # what is in the way shows where the small model runs
-    wanted = {type(module) for module in whole.modules()}
-    for count in range(2, _MOST_LAYERS + 1):
-        if wanted <= {type(module) for module in model.modules()}:
-            return model
+    best, lacking, kept = model, len(wanted - _kinds(model)), 0
+    for count in range(3, _MOST_LAYERS + 1) if lacking else ():
         KEPT_LAYERS[type(config)] = count
-        model = build_small(tiny_config(config), seed)
-    return model
+        longer = build_small(tiny_config(config), seed)
+        if (lacks := len(wanted - _kinds(longer))) < lacking:
+            best, lacking, kept = longer, lacks, count
+        if not lacking:
+            break
+    KEPT_LAYERS[type(config)] = kept
+    return best
+
+
+def _kinds(model: nn.Module) -> set[object]:
+    """Return what layers may differ in: classes, switches of modules, and the ways that their code
+    takes.
+    """
+    switches = {
+        (type(module), key, value)
+        for module in model.modules()
+        for key, value in vars(module).items()
+        if value is None or isinstance(value, bool)
+    }
+    return {*map(type, model.modules()), *switches, *steps_run(model)}
 
 
 def _with_whole_texts(config: PretrainedConfig, model: nn.Module, seed: int) -> nn.Module:
