@@ -269,7 +269,7 @@ class LoopParameters(Parameters):
     which of these, and of the result, channels or heads come before the sequence.
 
     `joined`: the dimension along which the list that the loop fills makes up the whole; `stacked`:
-    its tensors lack it.
+    its tensors lack it. `way`: which of the op's forms of a loop.
     """
 
     op: Identifier
@@ -278,6 +278,7 @@ class LoopParameters(Parameters):
     result: Identifier
     joined: int | None
     stacked: bool = False
+    way: int = 0
     method: Identifier
     index: int
 

@@ -76,8 +76,8 @@ class OpProperties(TypedDict, total=False):
     """How a helper function of modeling code that computes it is called, or in which ways."""
     called_as_module: CallForm
     """How a module of modeling code, without weights, that computes it is called."""
-    looped_as: LoopForm
-    """What it takes where modeling code writes it as a loop."""
+    looped_as: tuple[LoopForm, ...]
+    """In which ways modeling code writes it as a loop, those that say more first."""
     written_out_as: str
     """Its expression where modeling code writes it out: of `x`, `A`, `B`, `C`, `D`, `dt`, `dt_bias`,
     `groups`, `least`, `most` and `chunk_size`."""
@@ -116,7 +116,7 @@ class OpSource:
     described: str = ""
     called_as: CallForm | tuple[CallForm, ...] = ()
     called_as_module: CallForm | None = None
-    looped_as: LoopForm | None = None
+    looped_as: tuple[LoopForm, ...] = ()
     written_out_as: str = ""
     hinted: bool = False
     marks: bool = False

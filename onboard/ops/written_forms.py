@@ -5,6 +5,7 @@ kernels that can replace it, as a module without weights, as a loop inside a met
 from __future__ import annotations
 
 import ast
+import string
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,18 +44,34 @@ class CallForm:
 
 @dataclass(frozen=True)
 class LoopForm:
-    """What an op takes that is written as a loop, and gives like its first argument."""
+    """A way in which modeling code writes an op as a loop, which gives like its first variable."""
 
     shapes: tuple[str, ...]
-    """The dimensions of each argument, a letter each: b batch, s sequence, others by any name. A
-    single letter is a vector, of any shape.
+    """The dimensions of each variable that the loop reads, a letter each: b batch, s sequence, others
+    by any name. A single letter is a vector, of any shape.
     """
+    expression: str
+    """The op's call, in terms of these variables, a, b, c, ...; turned to the op's order."""
     softplus: int | None = None
-    """The argument of which the op takes the softplus, as loops have it already."""
-    settings: tuple[float, ...] = ()
-    """What the op is given behind these arguments."""
+    """The variable of which the op takes the softplus, as loops have it already."""
 
     @property
     def dims(self) -> int:
         """How many dimensions the result has."""
         return len(self.shapes[0])
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of the variables in the expression."""
+        return tuple(string.ascii_lowercase[: len(self.shapes)])
+
+
+SCALED = "{0} * {0}.shape[-1] ** -0.5"
+"""Queries that a loop multiplies by the root's inverse of their size."""
+
+
+def logarithms(variable: str) -> tuple[str, str]:
+    """Return expressions of a decay's logarithm: of a variable that is one, and of one that is the
+    decay. One that keeps nothing has a finite logarithm.
+    """
+    return variable, f"torch.log({variable}.float().clamp(min=1e-37))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from onboard.analysis.behaviour.thresholds import (
     positions,
 )
+from onboard.analysis.recognise.scans.token_loops import token_loops
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.tiny_config import one_line
@@ -38,7 +40,8 @@ def check_export(
         )
     except Exception as error:
         blocks = running(error)
-        raise ProofError(_why_not(error, name, blocks), blocks=blocks) from error
+        loops = token_loops(model, tokens)
+        raise ProofError(_why_not(error, name, blocks, loops), blocks=blocks) from error
     graph = program.module(check_guards=False)  # these are looked at all at once
     assert isinstance(graph, fx.GraphModule)
     # and export's bounds of sizes with them: what the graph computes is compared
@@ -48,8 +51,17 @@ def check_export(
         _compare_graph(graph, model, other)
 
 
-def _why_not(error: Exception, name: str, blocks: tuple[str, ...]) -> str:
-    """Return why a model is not exported, `blocks` being the classes that led there."""
+def _why_not(
+    error: Exception, name: str, blocks: tuple[str, ...], loops: Sequence[str] = ()
+) -> str:
+    """Return why a model is not exported, `blocks` being the classes that led there, `loops` those over
+    its tokens.
+    """
+    if loops:
+        return (
+            f"the code of {name} has a loop with a turn for each token in {', '.join(loops)}, which is "
+            "no recurrence that an op computes, and one graph is for texts of every length"
+        )
     if isinstance(error, GuardOnDataDependentSymNode):
         where = f" (in {blocks[0]})" if blocks else ""
         return (

@@ -18,11 +18,12 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from onboard.analysis.recognise import REFUSED
+from onboard.analysis.recognise.bounds.scales import scaled
 from onboard.analysis.recognise.expert_layouts import Layout, layouts
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.ops.linear.activation import ACTIVATIONS
-from onboard.verify.error import rmse_ratio
+from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.tolerances import SAME_MIXTURE
 
 """Sums over experts are added up in another order."""
@@ -164,8 +165,9 @@ def _fit(
         if role in _COARSE and attribute is not None:
             _set(probe, attribute, _COARSE[role])
             values[role] = _COARSE[role]
+    sizes = [{**inputs.values, "x": x} for x in scaled(inputs.values["x"])]
     try:
-        expected = probe(*(inputs.values[role] for role in inputs.names))
+        expected = [probe(*(given[role] for role in inputs.names)) for given in sizes]
     except REFUSED:
         return None
     gated = bool(layout.weights[2])
@@ -184,8 +186,12 @@ def _fit(
             constants["up_offset"],
             *caps,
         )
-        actual = torch.ops.onboard.torch_moe(*inputs.values.values(), *layout.weights, *fixed)
-        error = rmse_ratio(actual, expected)
+        error = worst(
+            rmse_ratio(
+                torch.ops.onboard.torch_moe(*given.values(), *layout.weights, *fixed), wanted
+            )
+            for given, wanted in zip(sizes, expected, strict=True)
+        )
         if error < SAME_MIXTURE:
             kind = "gated" if gated else "plain"
             evidence = f"probe: torch_moe, {kind}, with {name} fits with rmse ratio {error:.1e}"

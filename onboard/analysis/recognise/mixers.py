@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from onboard.analysis.recognise import REFUSED
+from onboard.analysis.recognise.bounds.scales import linear_variants
+from onboard.analysis.recognise.bounds.value_guards import guarded
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import HelperCall
 from onboard.ops.library import op_sources
@@ -49,6 +51,7 @@ def probe_scan(call: HelperCall) -> Finding | None:
             scan_error(form, call.function, {**call.arguments, **empty, **other})
             for other in ({}, *form.settings)
         ]
+        errors += wide_errors(form, call.function, call.arguments | empty, errors)
         if all(error < SAME for error in errors):
             evidence = [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"]
             return Finding("scan", {"op": op} | ({"way": way} if way else {}), evidence)
@@ -81,6 +84,27 @@ def scan_error(
     actual = actual.transpose(1, 2) if form.turned else actual
     same = isinstance(expected, torch.Tensor) and actual.shape == expected.shape
     return rmse_ratio(actual, expected) if same else float("inf")
+
+
+def wide_errors(
+    form: CallForm,
+    helper: Callable[..., Any],
+    arguments: dict[str, Any],
+    errors: Sequence[float],
+    ignored: Collection[str] = (),
+) -> list[float]:
+    """Return how far a helper is from a form, which it fits by its `errors` so far, for far larger
+    values: where it bounds them it is none.
+    """
+    if not all(error < SAME for error in errors):
+        return []
+
+    def compute(given: Mapping[str, Any]) -> Any:
+        turned = {key: _turn(item) if key in form.turned else item for key, item in given.items()}
+        return eval(form.expression, {"torch": torch}, turned)
+
+    wide = linear_variants(compute, arguments)
+    return [scan_error(form, helper, each, ignored) for each in wide]
 
 
 def _turn(value: Any) -> Any:
@@ -151,7 +175,7 @@ def _gated_error(module: nn.Module, eps: str, group_size: str, before: str) -> f
     weight: Any = module.weight
     x, gate = torch.randn(2, 2, 3, weight.shape[0], generator=torch.Generator().manual_seed(13))
     try:
-        expected = module(x, gate)
+        expected, bounded = guarded(lambda: module(x, gate))
         size, first = (eval(item, {"self": module}) for item in (group_size, before))
         actual = torch.ops.onboard.torch_rmsnorm_gated(
             x, weight, gate, getattr(module, eps), size, first
@@ -159,7 +183,7 @@ def _gated_error(module: nn.Module, eps: str, group_size: str, before: str) -> f
     except REFUSED:
         return float("inf")
     same = isinstance(expected, torch.Tensor) and expected.shape == actual.shape
-    return rmse_ratio(actual, expected) if same else float("inf")
+    return rmse_ratio(actual, expected) if same and not bounded else float("inf")
 
 
 def probe_latent_attention(module: nn.Module) -> dict[str, str]:

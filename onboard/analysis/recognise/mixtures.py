@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.recognise import REFUSED
+from onboard.analysis.recognise.bounds.scales import scaled
 from onboard.analysis.recognise.mixture_roles import (
     ANY,
     Roles,
@@ -51,6 +52,8 @@ from onboard.verify.tolerances import SAME_MIXTURE
 KIND = "mixture"
 _OTHER = 1.37
 """By what a number of a module is multiplied to see what it does."""
+_LARGE = 300.0
+"""By what tokens are that a router is given, too: a softmax of numbers that are larger yet is not exact."""
 
 
 def probe_mixture(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | None:
@@ -200,8 +203,7 @@ def _made(
 
     try:
         with torch.no_grad():
-            for spread in spreads:
-                given = random_values(roles, variables, spread, k)
+            for given in _random_inputs(roles, variables, spreads, k):
                 made = run(**given)
                 if not isinstance(made, torch.Tensor) or made.shape != given[roles.x].shape:
                     return None
@@ -211,6 +213,16 @@ def _made(
     except REFUSED:  # other statements, which these inputs mean nothing to
         return None
     return out
+
+
+def _random_inputs(
+    roles: Roles, variables: dict[str, Any], spreads: Sequence[int], k: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield random tokens that choose among so many experts, of every size among the first."""
+    for spread in spreads:
+        given = random_values(roles, variables, spread, k)
+        sizes = scaled(given[roles.x]) if spread == spreads[0] else [given[roles.x]]
+        yield from ({**given, roles.x: x} for x in sizes)
 
 
 def _only_adds(
@@ -344,12 +356,16 @@ def _gets_rows(router: nn.Module, function: Callable[..., Any], variables: dict[
 
 
 def _texts(x: torch.Tensor) -> list[torch.Tensor]:
-    """Return random tokens, and tokens that are all the same: an expert with room for some of them
+    """Return random tokens, far larger ones, and tokens that are all the same: an expert with room for some of them
     alone leaves the others out.
     """
     generator = torch.Generator().manual_seed(23)
     several = torch.randn(x.shape, generator=generator)
-    return [several, several.flatten(0, -2)[:1].expand(tokens(x), -1).reshape(x.shape)]
+    return [
+        several,
+        several * _LARGE,
+        several.flatten(0, -2)[:1].expand(tokens(x), -1).reshape(x.shape),
+    ]
 
 
 def _routers(module: nn.Module, experts: Experts, size: int) -> Iterator[tuple[str, int, bool]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.recognise.bounds.scales import scaled
 from onboard.ops.linear.activation import ACTIVATIONS
 from onboard.verify.error import rmse_ratio
 from onboard.verify.tolerances import SAME_MIXTURE
@@ -161,16 +162,18 @@ def _fits(experts: Numbered, form: dict[str, Any], held: dict[str, list[torch.Te
     x = torch.randn(5, lists[0][0].shape[1], generator=torch.Generator().manual_seed(17))
     settings = (form["up"] is not None, form["activation"])
     for number in (0, len(experts) - 1):
-        chosen = torch.full((5, 1), number)
-        try:
-            with torch.no_grad():
-                made = experts.module(x, number)
-                op = torch.ops.onboard.torch_moe(x, chosen, torch.ones(5, 1), *lists, *settings)
-        except (
-            Exception
-        ):  # a module that computes something else, which these inputs mean nothing to
-            return False
-        same = isinstance(made, torch.Tensor) and made.shape == op.shape
-        if not same or not rmse_ratio(op, made) < SAME_MIXTURE:
+        if not all(_computes(experts, number, each, (*lists, *settings)) for each in scaled(x)):
             return False
     return True
+
+
+def _computes(experts: Numbered, number: int, x: torch.Tensor, given: tuple[Any, ...]) -> bool:
+    chosen = torch.full((5, 1), number)
+    try:
+        with torch.no_grad():
+            made = experts.module(x, number)
+            op = torch.ops.onboard.torch_moe(x, chosen, torch.ones(5, 1), *given)
+    except Exception:  # a module that computes something else, which these inputs mean nothing to
+        return False
+    same = isinstance(made, torch.Tensor) and made.shape == op.shape
+    return same and rmse_ratio(op, made) < SAME_MIXTURE

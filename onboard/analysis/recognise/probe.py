@@ -15,6 +15,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from onboard.analysis.recognise import REFUSED
+from onboard.analysis.recognise.bounds.value_guards import guarded
 from onboard.analysis.recognise.recorder import FunctionCall, first_tensor
 from onboard.ops.rope.rope import complex_freqs, side_by_side
 from onboard.verify.error import rmse_ratio, worst
@@ -56,10 +57,10 @@ def probe_norm(module: nn.Module) -> Finding | None:
 
 def _fit_norm(probe: nn.Module, eps: str, x: torch.Tensor) -> Finding | None:
     try:
-        expected = probe(x)
+        expected, bounded = guarded(lambda: probe(x))
     except REFUSED:
         return None
-    if not isinstance(expected, torch.Tensor) or expected.shape != x.shape:
+    if bounded or not isinstance(expected, torch.Tensor) or expected.shape != x.shape:
         return None
     for kind, parameters, candidate in _norm_candidates(probe, eps):
         error = rmse_ratio(candidate(x), expected)
@@ -229,8 +230,11 @@ def probe_rope(call: FunctionCall) -> Finding | None:
     """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin;
     or, to these or to [batch, seq, heads, dim], given complex numbers; or to one of them.
 
-    Of one that takes truth values, too, it is said for those that it was given.
+    Of one that takes truth values, too, it is said for those that it was given. One that bounds or asks
+    what tensors hold is none.
     """
+    if call.guarded:
+        return None
     if call.flags:
         found = probe_rope(replace(call, flags=()))
         if found is None or found.parameters.get("single"):

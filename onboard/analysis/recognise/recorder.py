@@ -21,6 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.utils import ModelOutput
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
+from onboard.analysis.recognise.bounds.value_guards import guarded
 from onboard.analysis.recognise.scans.watch import LoopCall, loops_watched
 from onboard.errors import OnboardError
 from onboard.hf.old.layers.own_triangles import is_causal_alone
@@ -63,6 +64,8 @@ class FunctionCall:
     """The model calls it; False: it was tried alone."""
     flags: tuple[bool, ...] = ()
     """The truth values that it was given behind the tensors."""
+    guarded: bool = False
+    """It bounds or asks what tensors hold."""
 
 
 @dataclass
@@ -115,12 +118,13 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
 
 def _recorded_run(model: nn.Module, inputs: dict[str, torch.Tensor], known_as: str) -> Recording:
     recording = Recording(torch.empty(0))
+    tokens = next((each.shape[1] for each in inputs.values() if each.dim() > 1), None)
     with ExitStack() as stack:
         stack.enter_context(_attention_recorded(model, recording, known_as))
+        stack.enter_context(loops_watched(model, recording.loops, tokens))
         for name in modeling_modules(model):
             stack.enter_context(_functions_recorded(model, sys.modules[name], recording))
         stack.enter_context(modules_recorded(model, recording.modules))
-        stack.enter_context(loops_watched(model, recording.loops))
         stack.enter_context(torch.no_grad())
         recording.logits = model(**inputs, use_cache=False).logits
     return recording
@@ -386,7 +390,7 @@ def _functions_recorded(model: nn.Module, module: Any, recording: Recording) -> 
 
 def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        outputs = function(*args, **kwargs)
+        outputs, bounds = guarded(lambda: function(*args, **kwargs))
         recording.helpers.append(HelperCall(name, function, _bound(function, args, kwargs)))
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
         flags = args[len(tensors) :]
@@ -395,7 +399,14 @@ def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> 
             isinstance(o, torch.Tensor) for o in results
         ):
             recording.functions.append(
-                FunctionCall(name, tensors, list(results), function.__module__, flags=flags)
+                FunctionCall(
+                    name,
+                    tensors,
+                    list(results),
+                    function.__module__,
+                    flags=flags,
+                    guarded=bounds,
+                )
             )
         return outputs
 

@@ -9,12 +9,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from onboard.analysis.recognise import REFUSED
+from onboard.analysis.recognise.bounds.value_guards import guarded
 from onboard.analysis.recognise.recorder import FunctionCall
 from onboard.analysis.source import module_source
 
@@ -30,10 +31,10 @@ def with_uncalled(
     for call in calls:
         others = _alike(call) if call.module in sys.modules and wanted(call) else {}
         for name, function in others.items():
-            if (call.module, name) not in tried and (
-                outputs := _outputs(function, call)
-            ) is not None:
-                yield replace(call, name=name, outputs=outputs, called=False)
+            if (call.module, name) not in tried:
+                outputs, bounds = guarded(partial(_outputs, function, call))
+                if outputs is not None:
+                    yield replace(call, name=name, outputs=outputs, called=False, guarded=bounds)
             tried.add((call.module, name))
 
 

@@ -11,12 +11,27 @@ from torch import Tensor
 from onboard.ops.library import register_op
 from onboard.ops.norm.norm import torch_l2norm
 from onboard.ops.ssm.ssm import pairwise_decay, wide_dtype
-from onboard.ops.written_forms import CallForm, LoopForm
+from onboard.ops.written_forms import CallForm, LoopForm, logarithms
 
 _CHUNK = 64
 _L2_EPS = 1e-6
-_UNSCALED = 1.0
-"""The scale where code scales queries before its loop."""
+LOOP_SCALES = ("1.0", "None")
+"""What loops multiply the queries by, or find multiplied: one, or the root's inverse of their size."""
+_GATED_LOOPS = tuple(
+    LoopForm(
+        ("bshk", "bshk", "bshv", "bsh", "bsh"),
+        f"torch.ops.onboard.torch_gated_delta_rule(a, b, c, {decay}, e, {scale})",
+    )
+    for scale in LOOP_SCALES
+    for decay in logarithms("d")
+)
+_LOOPS = tuple(
+    LoopForm(
+        ("bshk", "bshk", "bshv", "bsh"),
+        f"torch.ops.onboard.torch_delta_rule(a, b, c, d, {scale})",
+    )
+    for scale in LOOP_SCALES
+)
 
 
 def fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
@@ -35,7 +50,7 @@ def fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
-    looped_as=LoopForm(("bshk", "bshk", "bshv", "bsh", "bsh"), settings=(_UNSCALED,)),
+    looped_as=_GATED_LOOPS,
     hinted=True,
 )
 def torch_gated_delta_rule(
@@ -82,7 +97,7 @@ def torch_gated_delta_rule(
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
-    looped_as=LoopForm(("bshk", "bshk", "bshv", "bsh"), settings=(_UNSCALED,)),
+    looped_as=_LOOPS,
     hinted=True,
 )
 def torch_delta_rule(

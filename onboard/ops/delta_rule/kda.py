@@ -8,16 +8,24 @@ import torch
 from torch import Tensor
 
 from onboard.ops.delta_rule.cached_delta_rule import delta_state
-from onboard.ops.delta_rule.delta_rule import fake_delta_rule, in_chunks
+from onboard.ops.delta_rule.delta_rule import LOOP_SCALES, fake_delta_rule, in_chunks
 from onboard.ops.library import register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
-from onboard.ops.written_forms import CallForm
+from onboard.ops.written_forms import CallForm, LoopForm, logarithms
 
 _CHUNK = 16
 """Tokens at a time; their decay between each other, channel by channel, is [chunk, chunk, key_dim]
 numbers a head.
 """
+_LOOPS = tuple(
+    LoopForm(
+        ("bshk", "bshk", "bshv", "bshk", "bsh"),
+        f"torch.ops.onboard.torch_kda(a, b, c, {decay}, e, {scale})",
+    )
+    for scale in LOOP_SCALES
+    for decay in logarithms("d")
+)
 
 
 @register_op(
@@ -31,6 +39,7 @@ numbers a head.
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
+    looped_as=_LOOPS,
     hinted=True,
 )
 def torch_kda(

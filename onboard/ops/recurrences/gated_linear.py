@@ -9,12 +9,37 @@ from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.recurrences.channel_decays import moved, until, until_end
 from onboard.ops.ssm.ssm import wide_dtype
-from onboard.ops.written_forms import CallForm
+from onboard.ops.written_forms import SCALED, CallForm, LoopForm, logarithms
 
 _CHUNK = 16
 """Tokens at a time; their decay between each other, channel by channel, is [chunk, chunk, key_dim]
 numbers a head.
 """
+
+
+_SPREAD = "{}.unsqueeze(-1).expand_as(b)"
+_DECAYS = (
+    *(("bshk", decay) for decay in logarithms("d")),
+    *(("bsh", _SPREAD.format(decay)) for decay in logarithms("d")),
+)
+_SHAPES = ("bshk", "bshk", "bshv")
+_CALL = "torch.ops.onboard.torch_gated_linear_attention({q}, b, c, {g})"
+_LOOPS = (
+    *(
+        LoopForm((*_SHAPES, shape, "hk"), _CALL.format(q=q, g=f"{decay}, e"))
+        for q in ("a", SCALED.format("a"))
+        for shape, decay in _DECAYS
+    ),
+    *(
+        LoopForm((*_SHAPES, shape), _CALL.format(q=q, g=decay))
+        for q in ("a", SCALED.format("a"))
+        for shape, decay in _DECAYS
+    ),
+    *(
+        LoopForm(_SHAPES, _CALL.format(q=q, g="torch.zeros_like(b)"))
+        for q in ("a", SCALED.format("a"))
+    ),
+)
 
 
 def _called_as(decay: str) -> CallForm:
@@ -46,6 +71,7 @@ def fake_gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> 
         _called_as("-time_decay.float().exp().view(*receptance.shape[:2], *time_first.shape)"),
         _called_as("-time_decay.float().exp().expand(*receptance.shape[:2], *time_first.shape)"),
     ),
+    looped_as=_LOOPS,
     hinted=True,
 )
 def torch_gated_linear_attention(

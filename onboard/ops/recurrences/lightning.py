@@ -8,9 +8,18 @@ from torch import Tensor
 from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import decaying_chunk, wide_dtype
-from onboard.ops.written_forms import LoopForm
+from onboard.ops.written_forms import SCALED, LoopForm, logarithms
 
 _CHUNK = 64
+
+_LOOPS = tuple(
+    LoopForm(
+        ("bshk", "bshk", "bshv", "h"),
+        f"torch.ops.onboard.torch_lightning_attention({q}, b, c, {d})",
+    )
+    for q in ("a", SCALED.format("a"))
+    for d in ("d", f"-{logarithms('d')[1]}")
+)
 
 
 def fake_lightning_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
@@ -22,7 +31,7 @@ def fake_lightning_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Ten
     fake_lightning_attention,
     carries_state=True,
     described="Linear attention with constant decay",
-    looped_as=LoopForm(("bshk", "bshk", "bshv", "h")),
+    looped_as=_LOOPS,
     hinted=True,
 )
 def torch_lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:

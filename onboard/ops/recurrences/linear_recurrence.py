@@ -12,6 +12,16 @@ from onboard.ops.recurrences.advance import advance
 from onboard.ops.ssm.ssm import wide_dtype
 from onboard.ops.written_forms import LoopForm
 
+_MIXED = (("a", "{}"), ("{} * a", "1 - {}"), ("(1 - {}) * a", "{}"))
+"""What a loop adds, and what it keeps, of its variables: a decay, or shares that add up to one."""
+_LOOPS = tuple(
+    LoopForm(
+        ("bsc", shape), f"torch.ops.onboard.torch_linear_recurrence({x}, {decay})".format(b, b)
+    )
+    for shape, b in (("bsc", "b"), ("c", "b.expand_as(a)"))
+    for x, decay in _MIXED
+)
+
 
 def fake_linear_recurrence(x: Tensor, *_: object) -> Tensor:
     """Return an empty output, without gaps."""
@@ -22,7 +32,7 @@ def fake_linear_recurrence(x: Tensor, *_: object) -> Tensor:
     fake_linear_recurrence,
     carries_state=True,
     described="Gated linear recurrence (RG-LRU)",
-    looped_as=LoopForm(("bsc", "bsc")),
+    looped_as=_LOOPS,
     hinted=True,
 )
 def torch_linear_recurrence(x: Tensor, decay: Tensor) -> Tensor:

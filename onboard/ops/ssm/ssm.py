@@ -144,7 +144,13 @@ def log_pairwise_decay(total: Tensor) -> Tensor:
         turned=frozenset({"hidden_states", "dt", "B", "C", "z"}),
         settings=({"z": None}, {"D": None}, {"delta_bias": None}),
     ),
-    looped_as=LoopForm(("bsc", "bsc", "cn", "bsn", "bsn"), softplus=1),
+    looped_as=(
+        LoopForm(
+            ("bsc", "bsc", "cn", "bsn", "bsn"),
+            "torch.ops.onboard.torch_selective_scan(a, b, c, d, e)",
+            softplus=1,
+        ),
+    ),
     hinted=True,
 )
 def torch_selective_scan(

@@ -50,6 +50,85 @@ class _Leaking(nn.Module):
         return out
 
 
+class _Bounded(nn.Module):
+    """The linear recurrence, and what it does in some turns, or with some values, alone."""
+
+    def __init__(self, rare: str) -> None:
+        super().__init__()
+        self.rare, self.every = rare, 300
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _WAYS[self.rare](self, x)
+
+    def plain(self, x: Tensor) -> Tensor:
+        kept, state, out = x.sigmoid(), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+        for i in range(x.shape[1]):
+            state = kept[:, i] * (torch.zeros_like(state) if i == 0 else state) + x[:, i]
+            out[:, i] = state
+        return out
+
+    def clamped(self, x: Tensor) -> Tensor:
+        kept, state, out = x.sigmoid(), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+        for i in range(x.shape[1]):
+            state = (kept[:, i] * state + x[:, i]).clamp(max=1e3)
+            out[:, i] = state
+        return out
+
+    def chosen(self, x: Tensor) -> Tensor:
+        kept, state, out = x.sigmoid(), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+        for i in range(x.shape[1]):
+            state = kept[:, i] * state + x[:, i]
+            state = torch.where(state > 1e3, state / 2, state)
+            out[:, i] = state
+        return out
+
+    def asked(self, x: Tensor) -> Tensor:
+        kept, state, out = x.sigmoid(), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+        for i in range(x.shape[1]):
+            state = kept[:, i] * state + x[:, i]
+            if state.abs().amax() > 1e3:
+                state = state / 2
+            out[:, i] = state
+        return out
+
+    def counted(self, x: Tensor) -> Tensor:
+        kept, state, out = x.sigmoid(), torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+        for i in range(x.shape[1]):
+            if i % self.every == self.every - 1:
+                state = torch.zeros_like(state)
+            state = kept[:, i] * state + x[:, i]
+            out[:, i] = state
+        return out
+
+    def chunks(self, x: Tensor) -> Tensor:
+        kept, out = x.sigmoid(), torch.zeros_like(x)
+        for first in range(0, x.shape[1], self.every):
+            state = torch.zeros_like(x[:, 0])
+            for i in range(first, min(first + self.every, x.shape[1])):
+                state = kept[:, i] * state + x[:, i]
+                out[:, i] = state
+        return out
+
+    def copied(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)  # a decay that keeps nothing, if it were an argument
+        for i in range(x.shape[1]):
+            out[:, i] = x[:, i] + 0.0
+        return out
+
+    def channels(self, x: Tensor) -> Tensor:
+        kept, state, out = x.sigmoid(), torch.zeros_like(x[..., 0]), torch.zeros_like(x)
+        for i in range(x.shape[-1]):
+            state = kept[..., i] * state + x[..., i]
+            out[..., i] = state
+        return out
+
+
+_WAYS = {
+    name: getattr(_Bounded, name)
+    for name in ("plain", "clamped", "chosen", "asked", "counted", "chunks", "copied", "channels")
+}
+
+
 class _Selecting(nn.Module):
     """Mamba's selective scan with its discretisation before the loop, channels first; `twist`
     makes it something else.
@@ -98,8 +177,8 @@ class _Correcting(nn.Module):
 def _watched(model: nn.Module, *inputs: Tensor) -> list[LoopCall]:
     calls: list[LoopCall] = []
     before = sys.gettrace()
-    with loops_watched(model, calls):
-        for each in inputs:
+    for each in inputs:
+        with loops_watched(model, calls, each.shape[1] if each.dim() == 3 else None):
             model(each)
     assert sys.gettrace() is before
     return calls
@@ -171,6 +250,14 @@ def test_one_call_that_differs_is_enough() -> None:
     calls = _watched(model, torch.randn(2, 9, 4))
     model.first = 1.0
     assert match_loop([*calls, *_watched(model, torch.randn(2, 9, 4))]) is None
+
+
+@pytest.mark.parametrize("rare", list(_WAYS))
+def test_a_loop_with_rare_turns_or_values_of_its_own_is_no_op(rare: str) -> None:
+    """A probe of some tokens of common size never comes to them."""
+    calls = _watched(_Bounded(rare), torch.randn(2, 9, 4), torch.randn(2, 30, 4))
+    match = match_loop(calls)
+    assert (match is not None) is (rare == "plain")
 
 
 def test_loops_are_the_outermost_ones_over_ranges() -> None:

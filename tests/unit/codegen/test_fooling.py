@@ -22,7 +22,7 @@ SEEN_LATE = {
     "a6c exact length": "refused at prove: logits [1, 200] (LlamaForCausalLM) differs",
     "a8 log-n table sliced by the cache": "refused at run: aten.slice in model.layers.0.self_attn mixes the tokens",
     "c11 eps of a layer": "refused at prove: model.norm (LlamaRMSNorm) differs",
-    "c12 norm behind token 20": "refused at prove: model.layers.0.input_layernorm (LlamaRMSNorm) differs",
+    "c12 norm behind token 20": "right in prefill and decode, and named: transformers' cached decode",
     "c13b norm in slices of 600": "refused at prove: model.layers.0.input_layernorm (LlamaRMSNorm) differs",
     "c13c norm of texts of 600": "refused at prove: logits [1, 600] (LlamaForCausalLM) differs",
     "d1 several rows": "refused at analyze: LlamaForCausalLM gives a text other logits in a batch than alone",

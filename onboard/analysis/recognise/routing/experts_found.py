@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from onboard.analysis.recognise import REFUSED
+from onboard.analysis.recognise.bounds.scales import scaled
 from onboard.analysis.recognise.mixture_roles import ANY, summed
 from onboard.analysis.recognise.numbered_experts import (
     Numbered,
@@ -97,6 +98,10 @@ def _biased(expert: nn.Module, names: Sequence[str]) -> bool | None:
 def _is_expert(experts: nn.ModuleList, form: dict[str, Any]) -> bool:
     gate: Any = experts[0].get_submodule(form["gate"])
     x = torch.randn(5, gate.in_features, generator=torch.Generator().manual_seed(17))
+    return all(_computes(experts, form, each) for each in scaled(x))
+
+
+def _computes(experts: nn.ModuleList, form: dict[str, Any], x: torch.Tensor) -> bool:
     first = torch.zeros(5, 1, dtype=torch.int64)
     try:
         expected = experts[0](x, *_own_shares(experts[0], x))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, permutations
 from types import SimpleNamespace
 from typing import Any
@@ -43,17 +44,17 @@ def stretch_blocks(recordings: Sequence[Recording], file: str) -> list[Block]:
 def match_stretch(calls: Sequence[LoopCall]) -> Match | None:
     """Return which op the calls of one stretch are; None when they are none."""
     first = calls[0]
-    statements = stretches_of(first.cls, first.loop.method)[first.loop.index]
+    statements = stretches_of(first.owner, first.loop.method)[first.loop.index]
     bounds = bounds_of(statements)
     if bounds is None:
         return None
     for op in stretch_forms():
         for arguments in islice(_arguments(statements, first), _MOST):
             for result in _results(first, arguments):
-                match = Match(op, arguments, (), result, None, False, 0.0)
+                match = Match(op, 0, arguments, (), result, None, False, 0.0)
                 errors = [_error(match, bounds, call) for call in calls]
                 if worst(errors) < SAME:
-                    return Match(op, arguments, (), result, None, False, worst(errors))
+                    return replace(match, error=worst(errors))
     return None
 
 

@@ -7,16 +7,20 @@ some order, what is among the latter, in every call that was seen.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import islice
+from types import CodeType
 from typing import Any
 
 import torch
 
 from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.recorder import Recording
-from onboard.analysis.recognise.scans.watch import Loop, LoopCall
+from onboard.analysis.recognise.scans.loop_bodies import filled_in, is_guarded, read_in
+from onboard.analysis.recognise.scans.watch import Loop, LoopCall, loops_of
 from onboard.analysis.spec_blocks import Block, make_block
 from onboard.ops.library import op_sources
 from onboard.ops.written_forms import LoopForm
@@ -27,10 +31,10 @@ _MOST = 500
 """Ways to read a loop's variables that are tried."""
 
 
-def loop_forms() -> dict[str, LoopForm]:
-    """Return what the ops take that modeling code may write as a loop."""
+def loop_forms() -> dict[str, tuple[LoopForm, ...]]:
+    """Return the ways in which modeling code may write ops as loops."""
     found = {op: source.looped_as for op, source in op_sources().items()}
-    return {op: form for op, form in found.items() if form is not None}
+    return {op: forms for op, forms in found.items() if forms}
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Match:
     """How a loop is an op."""
 
     op: str
+    way: int
+    """Which of its forms."""
     arguments: tuple[str, ...]
     """Variables, or attributes `self.x`."""
     turned: tuple[str, ...]
@@ -95,22 +101,56 @@ def _block(loop: Loop, match: Match, file: str) -> Block:
 
 
 def match_loop(calls: list[LoopCall]) -> Match | None:
-    """Return which op the calls of one loop are; None when they are none."""
+    """Return which op the calls of one loop are; None when they are none, or when what they show may
+    not be all that the loop does.
+    """
     first = calls[0]
-    for op, form in loop_forms().items():
-        for arguments in islice(_arguments(form.shapes, _floats(first.before), {}), _MOST):
-            for match in _results(op, form, arguments, first):
+    node = loops_of(first.owner, first.loop.method)[first.loop.index]
+    if is_guarded(node) or any(call.guarded for call in calls) or not _goes_on(calls):
+        return None
+    for op, way, form in _ways():
+        for arguments in islice(_candidates(form, first, node), _MOST):
+            for match in _results(op, way, form, arguments, first):
                 errors = [_error(match, form, call) for call in calls]
-                if worst(errors) < SAME:
+                if worst(errors) < SAME and _is_shown(match, node, calls):
                     return replace(match, error=worst(errors))
     return None
 
 
-def _floats(variables: dict[str, Any]) -> dict[str, torch.Tensor]:
+def _ways() -> Iterator[tuple[str, int, LoopForm]]:
+    for op, forms in loop_forms().items():
+        yield from ((op, way, form) for way, form in enumerate(forms))
+
+
+def _candidates(
+    form: LoopForm, call: LoopCall, node: ast.For
+) -> Iterator[tuple[tuple[str, bool], ...]]:
+    """Yield variables that may be the arguments: first of those alone that the loop reads."""
+    sizes = {} if call.tokens is None else {"s": call.tokens}
+    floats, read = _floats(call, node), read_in(node)
+    own = {key: value for key, value in floats.items() if key in read}
+    yield from _arguments(form.shapes, own, sizes)
+    if len(own) < len(floats):
+        yield from _arguments(form.shapes, floats, sizes)
+
+
+def _goes_on(calls: list[LoopCall]) -> bool:
+    """Whether a loop was seen to carry something on: two turns are one step."""
+    return any(call.turns > 2 for call in calls)
+
+
+def _is_shown(match: Match, node: ast.For, calls: list[LoopCall]) -> bool:
+    """Whether values that a loop reads and that are no arguments were made of these without bounds."""
+    return set(match.arguments) <= read_in(node) or not any(call.guarded_ahead for call in calls)
+
+
+def _floats(call: LoopCall, node: ast.For) -> dict[str, torch.Tensor]:
+    """Return the variables that may be arguments: not those that the loop fills alone."""
+    filled = filled_in(node) - read_in(node)
     return {
         key: value
-        for key, value in variables.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        for key, value in call.before.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and key not in filled
     }
 
 
@@ -140,7 +180,7 @@ def _known_sizes(
     """Return the sizes with those of an argument; None where it cannot be that."""
     is_vector = len(shape) == 1
     found = [value.numel()] if is_vector else list(value.shape)
-    if len(found) != len(shape) or (key.startswith("self.") and not is_vector):
+    if len(found) != len(shape) or (key.startswith("self.") and "b" in shape):
         return None
     if turned:
         found[1], found[2] = found[2], found[1]
@@ -152,7 +192,11 @@ def _known_sizes(
 
 
 def _results(
-    op: str, form: LoopForm, arguments: tuple[tuple[str, bool], ...], call: LoopCall
+    op: str,
+    way: int,
+    form: LoopForm,
+    arguments: tuple[tuple[str, bool], ...],
+    call: LoopCall,
 ) -> Iterator[Match]:
     """Yield what of a call's results is the op's; the error is that of this call."""
     names = tuple(key for key, _ in arguments)
@@ -161,7 +205,7 @@ def _results(
         if key in call.before and _is_same(value, call.before[key]):
             continue
         for mine, joined, stacked in _forms_of(key, value, form):
-            match = Match(op, names, (*turned, *mine), key, joined, stacked, 0.0)
+            match = Match(op, way, names, (*turned, *mine), key, joined, stacked, 0.0)
             if _error(match, form, call) < SAME:
                 yield match
 
@@ -185,7 +229,8 @@ def _error(match: Match, form: LoopForm, call: LoopCall) -> float:
         return float("inf")
     try:
         expected = _whole(match, call.after[match.result])
-        actual = getattr(torch.ops.onboard, match.op)(*_inputs(match, form, call), *form.settings)
+        given = dict(zip(form.variables, _inputs(match, form, call), strict=True))
+        actual = eval(_compiled(form.expression), {"torch": torch}, given)
     except REFUSED:
         return float("inf")  # another loop, with variables of these shapes
     same = actual.shape == expected.shape and bool(expected.any())
@@ -199,6 +244,11 @@ def _inputs(match: Match, form: LoopForm, call: LoopCall) -> Iterator[torch.Tens
         value = value.flatten() if len(shape) == 1 else value
         value = _turn(value) if key in match.turned else value
         yield _before_softplus(value) if place == form.softplus else value
+
+
+@cache
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, "<loop>", "eval")
 
 
 def _before_softplus(value: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from onboard.analysis.recognise import REFUSED
-from onboard.analysis.recognise.mixers import scan_error
+from onboard.analysis.recognise.mixers import scan_error, wide_errors
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.ops.library import op_sources
@@ -50,6 +50,17 @@ def probe_scan_module(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding
                 scan_error(form, variant, {**item, SETTING: number}, ignored={SETTING})
                 for variant, number in variants
                 for item in bound
+            ]
+            errors += [
+                error
+                for item in bound
+                for error in wide_errors(
+                    form,
+                    module,
+                    {**item, SETTING: getattr(module.config, field)},
+                    errors,
+                    ignored={SETTING},
+                )
             ]
             if worst(errors) < SAME:
                 evidence = f"probe: {op} fits with rmse ratio {worst(errors):.1e}"

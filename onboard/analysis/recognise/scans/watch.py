@@ -7,9 +7,10 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -18,13 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.analysis.source import find_method
+from onboard.analysis.recognise.bounds.value_guards import Guards
+from onboard.analysis.source import find_method, function_node
 
 
 @dataclass(frozen=True)
 class Loop:
     """A loop, by the method that it stands in and its number among the loops there; or a stretch of
-    statements likewise.
+    statements likewise. A function is its own class and method.
     """
 
     class_name: str
@@ -45,31 +47,54 @@ class LoopCall:
     after: dict[str, Any]
     numbers: dict[str, Any] = field(default_factory=dict)
     """The module's own numbers and tuples of numbers, by name."""
-    cls: type = object
-    """The module's class."""
+    owner: Any = object
+    """The module's class, or the function."""
+    turns: int = 0
+    """How often the loop's first line was come to: once more than its body, where it ended there."""
+    guarded: bool = False
+    """Whether something inside it bounds or asks what tensors hold."""
+    guarded_ahead: bool = False
+    """Whether something ahead of it in its method does."""
+    tokens: int | None = None
+    """The length of the text that the model had."""
 
 
-def loops_of(cls: type, method: str) -> list[ast.For]:
-    """Return the outermost loops over ranges in a method."""
-    found = find_method(cls, method)
-    return list(_loops(found[1].body)) if found is not None else []
+def loops_of(owner: Any, method: str) -> list[ast.For]:
+    """Return the outermost loops over ranges and slices in a class's method, or in a function."""
+    return list(_loops(_body(owner, method)))
+
+
+def loops_in(node: ast.FunctionDef) -> list[ast.For]:
+    """Return the outermost loops over ranges and slices in a function of which the definition is given."""
+    return list(_loops(node.body))
+
+
+def _body(owner: Any, method: str) -> list[ast.stmt]:
+    if not isinstance(owner, type):
+        node = function_node(owner)
+        return [] if node is None else node.body
+    found = find_method(owner, method)
+    return [] if found is None else found[1].body
+
+
+_COUNTED = re.compile(r"\brange\(|\.unbind\(")
+"""What a loop goes over that may be tokens."""
 
 
 def _loops(statements: list[ast.stmt]) -> Iterator[ast.For]:
     for node in statements:
-        if isinstance(node, ast.For) and "range" in ast.unparse(node.iter):
+        if isinstance(node, ast.For) and _COUNTED.search(ast.unparse(node.iter)):
             yield node
         elif not isinstance(node, ast.For):
             for part in ("body", "orelse"):
                 yield from _loops(getattr(node, part, []))
 
 
-def stretches_of(cls: type, method: str) -> list[list[ast.stmt]]:
-    """Return the stretches of statements in a method that begin with a softplus and end with their
-    block, or before what it does with caches; those without loops.
+def stretches_of(owner: Any, method: str) -> list[list[ast.stmt]]:
+    """Return the stretches of statements in a class's method that begin with a softplus and end with their
+    block, or before what it does with caches; those without loops. A function has none.
     """
-    found = find_method(cls, method)
-    return list(_stretches(found[1].body)) if found is not None else []
+    return list(_stretches(_body(owner, method))) if isinstance(owner, type) else []
 
 
 def _stretches(statements: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
@@ -86,13 +111,17 @@ def _stretches(statements: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
 
 
 @contextmanager
-def loops_watched(model: nn.Module, calls: list[LoopCall]) -> Iterator[None]:
-    """Note what loops in the methods of a model's modules do while these run."""
-    watched = dict(_watched(model))
+def loops_watched(
+    model: nn.Module, calls: list[LoopCall], tokens: int | None = None
+) -> Iterator[None]:
+    """Note what loops in the methods of a model's modules do while these run on a text of so many
+    tokens.
+    """
+    watched, guards, first = dict(_watched(model)), Guards(), len(calls)
 
     def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
         return (
-            _Watch(watched[frame.f_code], calls)
+            _Watch(*watched[frame.f_code], calls, guards)
             if event == "call" and frame.f_code in watched
             else None
         )
@@ -100,31 +129,42 @@ def loops_watched(model: nn.Module, calls: list[LoopCall]) -> Iterator[None]:
     before = sys.gettrace()
     sys.settrace(trace if watched else before)
     try:
-        yield
+        with guards if watched else nullcontext():
+            yield
     finally:
         sys.settrace(before)
+        for call in calls[first:]:
+            call.tokens = tokens
 
 
-def _watched(model: nn.Module) -> Iterator[tuple[CodeType, list[tuple[Loop, int]]]]:
-    """Yield the code of methods with loops, and each loop with its last line."""
-    for cls in {
-        type(module)
-        for module in model.modules()
-        if not type(module).__module__.startswith("torch.")
-    }:
+def _watched(model: nn.Module) -> Iterator[tuple[CodeType, _Watched]]:
+    """Yield the code of methods, and of functions beside them, with loops."""
+    classes = {type(module) for module in model.modules()}
+    own = [cls for cls in classes if not cls.__module__.startswith("torch.")]
+    for cls in own:
         for name, function in inspect.getmembers(cls, inspect.isfunction):
-            if name.startswith("__") or function.__module__ != cls.__module__:
-                continue
-            loops = [
-                (Loop(cls.__name__, name, index, node.lineno), node.end_lineno or node.lineno)
-                for index, node in enumerate(loops_of(cls, name))
-            ]
-            loops += [
-                (Loop(cls.__name__, name, index, each[0].lineno, True), each[-1].end_lineno or 0)
-                for index, each in enumerate(stretches_of(cls, name))
-            ]
-            if loops:
-                yield inspect.unwrap(function).__code__, loops
+            if not name.startswith("__") and function.__module__ == cls.__module__:
+                yield from _with_loops(cls, cls.__name__, name, function)
+    for file in {cls.__module__ for cls in own}:
+        for name, function in inspect.getmembers(sys.modules.get(file), inspect.isfunction):
+            if function.__module__ == file and function.__name__ == name:
+                yield from _with_loops(function, name, name, function)
+
+
+def _with_loops(
+    owner: Any, owner_name: str, name: str, function: Any
+) -> Iterator[tuple[CodeType, _Watched]]:
+    """Yield a function's code, and each of its loops with its last line, if it has any."""
+    loops = [
+        (Loop(owner_name, name, index, node.lineno), node.end_lineno or node.lineno)
+        for index, node in enumerate(loops_of(owner, name))
+    ]
+    loops += [
+        (Loop(owner_name, name, index, each[0].lineno, True), each[-1].end_lineno or 0)
+        for index, each in enumerate(stretches_of(owner, name))
+    ]
+    if loops:
+        yield inspect.unwrap(function).__code__, (owner, loops)
 
 
 def lines_run(model: nn.Module, run: Callable[[], object]) -> dict[tuple[Path, int], str]:
@@ -158,28 +198,63 @@ def lines_run(model: nn.Module, run: Callable[[], object]) -> dict[tuple[Path, i
     return lines
 
 
+_Watched = tuple[Any, list[tuple[Loop, int]]]
+"""A class or a function, and loops with their last lines."""
+
+
 class _Watch:
     """Follows one call of a method line by line."""
 
-    def __init__(self, loops: list[tuple[Loop, int]], calls: list[LoopCall]) -> None:
+    def __init__(
+        self, owner: Any, loops: list[tuple[Loop, int]], calls: list[LoopCall], guards: Guards
+    ) -> None:
+        self.owner = owner
         self.loops = loops
         self.calls = calls
-        self.inside: tuple[Loop, int] | None = None
-        self.before: dict[str, Any] = {}
+        self.guards = guards
+        self.at_first = guards.count
+        self.inside: _Inside | None = None
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> _Watch:
         line = frame.f_lineno
-        if self.inside is not None and (
-            event == "return" or not self.inside[0].line <= line <= self.inside[1]
-        ):
-            cls = type(frame.f_locals.get("self"))
-            after = _variables(frame)
-            self.calls.append(LoopCall(self.inside[0], self.before, after, _numbers(frame), cls))
+        if self.inside is not None and (event == "return" or not self.inside.has(line)):
+            self.calls.append(self._call(self.inside, frame))
             self.inside = None
-        if self.inside is None and event == "line":
-            self.inside = next((item for item in self.loops if item[0].line == line), None)
-            self.before = _variables(frame) if self.inside is not None else {}
+        if event == "line" and self.inside is None:
+            found = next((item for item in self.loops if item[0].line == line), None)
+            if found is not None:
+                self.inside = _Inside(*found, _variables(frame), self.guards.count)
+        if event == "line" and self.inside is not None:
+            self.inside.turns += self.inside.loop.line == line
         return self
+
+    def _call(self, run: _Inside, frame: FrameType) -> LoopCall:
+        return LoopCall(
+            run.loop,
+            run.before,
+            _variables(frame),
+            _numbers(frame),
+            type(frame.f_locals["self"]) if isinstance(self.owner, type) else self.owner,
+            turns=run.turns,
+            guarded=self.guards.count > run.guards,
+            guarded_ahead=run.guards > self.at_first,
+        )
+
+
+@dataclass
+class _Inside:
+    """One run of a loop, from its first line to `last`."""
+
+    loop: Loop
+    last: int
+    before: dict[str, Any]
+    guards: int
+    """How many were counted before."""
+    turns: int = 0
+
+    def has(self, line: int) -> bool:
+        """Whether a line is the loop's."""
+        return self.loop.line <= line <= self.last
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
@@ -194,7 +269,7 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 
 
 def _numbers(frame: FrameType) -> dict[str, Any]:
-    own = vars(frame.f_locals.get("self", object))
+    own = vars(frame.f_locals["self"]) if "self" in frame.f_locals else {}
     return {f"self.{key}": value for key, value in own.items() if _is_numbers(value)}
 
 

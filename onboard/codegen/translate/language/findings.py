@@ -65,7 +65,7 @@ class Findings:
     scan_modules: Mapping[str, ScanModuleParameters] = field(default_factory=dict)
     """Class -> the canonical op that its modules, which have no weights, are."""
     loops: Mapping[str, Sequence[LoopParameters]] = field(default_factory=dict)
-    """Class -> the loops in its methods that are canonical ops."""
+    """Class or function -> the loops in its methods, or in it, that are canonical ops."""
     mixtures: Mapping[str, MixtureParameters] = field(default_factory=dict)
     """Class -> the statements of its methods that send tokens to experts."""
     latents: Mapping[str, AttentionParameters] = field(default_factory=dict)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
+from onboard.analysis.recognise.scans.loop_bodies import filled_in
 from onboard.analysis.recognise.scans.scan_loops import loop_forms
-from onboard.analysis.recognise.scans.watch import loops_of
+from onboard.analysis.recognise.scans.watch import loops_in, loops_of
 from onboard.analysis.spec_blocks import LoopParameters
 from onboard.analysis.tiny.tiny_prompts import first_token_is_plain
 from onboard.codegen.translate.language.args import Args
@@ -19,11 +21,11 @@ from onboard.codegen.translate.language.trees.syntax import (
     attribute,
     call,
     name,
-    op,
     stored_names,
 )
 from onboard.codegen.translate.language.values import NONE, Code, Known, Unread, Value
-from onboard.codegen.translate.mechanisms.recurrent import argument
+from onboard.codegen.translate.mechanisms.recurrent import argument, substituted
+from onboard.ops.written_forms import LoopForm
 
 _JOINING = (torch.cat, torch.concat, torch.concatenate)
 _STACKING = (torch.stack,)
@@ -60,24 +62,16 @@ def scan(node: ast.For, frame: Frame) -> bool:
     found = _found(node, frame)
     if found is None:
         return False
-    form, result = loop_forms()[found.op], frame.name_of(found.result)
-    arguments: list[ast.expr] = []
-    for place, key in enumerate(found.arguments):
-        value = frame.evaluate(frame.reading(key))
-        value = _before_softplus(value, frame) if place == form.softplus else value
-        if len(form.shapes[place]) == 1:
-            arguments.append(call(attribute(value.code(), "flatten")))
-        else:
-            arguments.append(argument(value, key in found.turned))
-    arguments += map(ast.Constant, form.settings)
-    made = Code(ast.Call(op(found.op), arguments, []), transposed=found.result in found.turned)
+    form, result = loop_forms()[found.op][found.way], frame.name_of(found.result)
+    given = dict(zip(form.variables, _arguments(found, form, frame), strict=True))
+    made = Code(substituted(form.expression, given), transposed=found.result in found.turned)
     assigned = [
         item.id
         for item in ast.walk(node)
         if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
     ]
     frame.env.values.update(
-        dict.fromkeys(_filled(node), Unread(f"what the loop before leaves besides {result}"))
+        dict.fromkeys(filled_in(node), Unread(f"what the loop before leaves besides {result}"))
     )
     frame.env.values.update(dict.fromkeys(assigned, NONE))
     if found.joined is None:
@@ -87,18 +81,15 @@ def scan(node: ast.For, frame: Frame) -> bool:
     return True
 
 
-def _filled(node: ast.For) -> list[str]:
-    """Return the variables whose items a loop sets or to which it appends."""
-    inside = list(ast.walk(node))
-    stores = [
-        item.value
-        for item in inside
-        if isinstance(item, ast.Subscript) and isinstance(item.ctx, ast.Store)
-    ]
-    grown = [
-        item.value for item in inside if isinstance(item, ast.Attribute) and item.attr == "append"
-    ]
-    return [owner.id for owner in (*stores, *grown) if isinstance(owner, ast.Name)]
+def _arguments(found: LoopParameters, form: LoopForm, frame: Frame) -> Iterator[ast.expr]:
+    """Yield what the form's variables are in generated code."""
+    for place, key in enumerate(found.arguments):
+        value = frame.evaluate(frame.reading(key))
+        value = _before_softplus(value, frame) if place == form.softplus else value
+        if len(form.shapes[place]) == 1:
+            yield call(attribute(value.code(), "flatten"))
+        else:
+            yield argument(value, key in found.turned)
 
 
 def joined(function: Any, args: Args) -> Value | None:
@@ -138,14 +129,24 @@ def is_short_cut(node: ast.If, frame: Frame) -> bool:
 
 def _found(node: ast.For, frame: Frame) -> LoopParameters | None:
     """Return what the analysis found of a loop."""
-    if frame.cls is None:
-        return None
-    for found in frame.translator.findings.loops.get(frame.cls.cls.__name__, []):
-        places = loops_of(frame.cls.cls, found.method) if found.op in loop_forms() else []
-        index = found.index
-        if index < len(places) and places[index].lineno == node.lineno:
+    for found, places in _known(frame):
+        if found.index < len(places) and places[found.index].lineno == node.lineno:
             return found
     return None
+
+
+def _known(frame: Frame) -> Iterator[tuple[LoopParameters, list[ast.For]]]:
+    """Yield what the analysis found of loops of a class, or of a file's functions, and the loops of
+    the method or function.
+    """
+    known = frame.translator.findings.loops
+    owners = frame.source.functions if frame.cls is None else [frame.cls.cls.__name__]
+    for owner in owners:
+        for found in (each for each in known.get(owner, []) if each.op in loop_forms()):
+            if frame.cls is not None:
+                yield found, loops_of(frame.cls.cls, found.method)
+            elif found.method == owner:
+                yield found, loops_in(frame.source.functions[owner])
 
 
 def _before_softplus(value: Value, frame: Frame) -> Value:
