@@ -15,6 +15,7 @@ from torch import fx
 
 from onboard.codegen.cores import proof
 from onboard.codegen.cores.candidates import Candidate, candidates
+from onboard.codegen.cores.combined_weights import meet_apart
 from onboard.codegen.cores.core_runs import (
     SHORT,
     Core,
@@ -68,7 +69,8 @@ def replace_attention(
         keep_weights: go on returning attention weights where `gm` returns them; else None is in their
             place, and of an attention that is replaced nothing remains.
 
-    What is not replaced stays as it is. Nothing is replaced that differs from the op in float64.
+    Weights that are combined meet the values one by one. What is not replaced stays as it is. Nothing is
+    replaced that differs from the op in float64.
     """
     found: list[CoreFinding] = []
     tried: set[fx.Node] = set()
@@ -80,6 +82,8 @@ def replace_attention(
                 CoreFinding("", reason=f"the model does not read texts of {SHORT[0][1]} tokens")
             ]
         tokens = _content(gm, values)
+        if meet_apart(gm, tokens, values[0]):
+            continue
         left = (each for each in candidates(gm, tokens) if each.scores not in tried)
         candidate = next(left, None)
         if candidate is None:
