@@ -43,7 +43,7 @@ def share_of_heads(m: Any, q: Any, k: Any, v: Any, x: Any) -> Any:
 
 
 def cast_of_three(m: Any, q: Any, k: Any, v: Any, x: Any) -> Any:
-    three = 0.5 * _weights(q, k) - _weights(k, q) + _weights(v, k).float()
+    three = 0.5 * _weights(q, k) - _weights(k, q) + _weights(q.flip(-1), k).float()
     return joined(three.to(v.dtype) @ v)
 
 
