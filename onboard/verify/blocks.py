@@ -36,8 +36,8 @@ from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.random_weights import randomize
 from onboard.analysis.tiny.tiny_config import arguments_of, one_line
-from onboard.analysis.tiny.tiny_model import made_with
-from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, prompts, vocabulary
+from onboard.analysis.tiny.tiny_model import VOCABULARY_SIZES, made_with
+from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, prompts, runs, vocabulary
 from onboard.codegen.config_checks import fields
 from onboard.codegen.model_file import generate_model_file
 from onboard.codegen.translate.language.trees.syntax import TOO_LONG
@@ -59,6 +59,7 @@ from onboard.verify.block_outputs import (
 from onboard.verify.error import rmse_ratio
 from onboard.verify.exported import check_export
 from onboard.verify.rounding.of_texts import rounds_alike
+from onboard.verify.special.special_tokens import special_text, special_tokens, with_vocabulary
 from onboard.verify.tolerances import MOST_ROUNDING
 
 _REMEMBERS = -1.5
@@ -114,12 +115,38 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
                 f"the generated {spec.architecture} does not run: {one_line(error)}",
                 blocks=running(error),
             ) from error
+        if spec.repository is not None:
+            _check_special_tokens(model_class, spec)
         if export:
             check_export(model, reference, spec, shapes)
     for proof in proofs.values():
         if proof.error == NOTHING:
             raise OnboardError(f"{proof.path} gives zeros for every prompt, which prove nothing")
     return list(proofs.values())
+
+
+def _check_special_tokens(model_class: type[nn.Module], spec: ModelSpec) -> None:
+    """Refuse a file that does not treat some tokens by themselves as the repository's code does; a text
+    that this code does not take says nothing.
+    """
+    reference = with_vocabulary(load_config(spec.config))
+    size = min(getattr(reference.config, name, 1 << 30) for name in VOCABULARY_SIZES)
+    tokens = special_tokens(reference, size)
+    text = special_text(tokens, size) if tokens else {}
+    if not text or not runs(copied(reference), text):
+        return
+    model = _same_weights(model_class, reference, spec.eager, _config(spec, reference))
+    try:
+        _compare_logits(reference, model, text, {})
+    except ProofError as error:
+        raise ProofError(
+            f"the code of {spec.architecture} treats some tokens by themselves (of {_few(tokens)}), and "
+            "the generated file does not"
+        ) from error
+
+
+def _few(tokens: Sequence[int]) -> str:
+    return f"{', '.join(map(str, tokens[:6]))}{', ...' if len(tokens) > 6 else ''}"
 
 
 def _covered(

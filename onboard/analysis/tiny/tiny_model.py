@@ -33,7 +33,7 @@ _LEAST, _MOST = 16, 1 << 16
 """Numbers that may be sizes of the checkpoint, and no others that code has."""
 _ALL, _MOST_LAYERS = 10**6, 16
 """Layers: more than any model has, and those of the longest small model that is tried."""
-_VOCABULARY = frozenset({"vocab_size", "padded_vocab_size"})
+VOCABULARY_SIZES = frozenset({"vocab_size", "padded_vocab_size"})
 
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
@@ -55,6 +55,8 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
         return longer
     if (kept := _with_kept_sizes(config, model, seed)) is not None:
         return kept
+    if (kept := _with_all_words(config, seed)) is not None:
+        return kept
     if repository.bind_absent(config.model_type):
         return build_tiny(config, seed)
     refuse_own_code(model, from_zero(prompt(0, seed=3, tokens=vocabulary(model))))
@@ -70,7 +72,7 @@ def _with_any_vocabulary(config: PretrainedConfig, seed: int) -> nn.Module:
     except OnboardError:
         if not repository.is_installed(config.model_type):
             raise
-        KEPT_SIZES[type(config)] = _VOCABULARY
+        KEPT_SIZES[type(config)] = VOCABULARY_SIZES
         try:
             return build_small(tiny_config(config), seed)
         except OnboardError:
@@ -124,8 +126,23 @@ def _with_whole_texts(config: PretrainedConfig, model: nn.Module, seed: int) -> 
         return model
     if rows != words:
         return model
-    KEPT_SIZES[type(config)] = KEPT_SIZES.get(type(config), frozenset()) | _VOCABULARY
+    KEPT_SIZES[type(config)] = KEPT_SIZES.get(type(config), frozenset()) | VOCABULARY_SIZES
     return build_small(tiny_config(config), seed)
+
+
+def _with_all_words(config: PretrainedConfig, seed: int) -> nn.Module | None:
+    """Return a small model with the checkpoint's vocabulary, where its code needs that to run; None
+    where that does not help.
+    """
+    kept = KEPT_SIZES.get(type(config))
+    KEPT_SIZES[type(config)] = (kept or frozenset()) | VOCABULARY_SIZES
+    model = build_small(tiny_config(config), seed)
+    if runs_as_it_is(model):
+        return model
+    KEPT_SIZES.pop(type(config))
+    if kept is not None:
+        KEPT_SIZES[type(config)] = kept
+    return None
 
 
 def _with_kept_heads(config: PretrainedConfig, seed: int) -> nn.Module | None:

@@ -1,0 +1,1 @@
+"""Texts with tokens that code treats by themselves."""

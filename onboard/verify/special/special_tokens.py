@@ -1,0 +1,74 @@
+"""Tokens that code may treat by themselves: those that it compares ids with, and those that the config
+names. A random text has none of them, and a small vocabulary may lack them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from onboard.analysis.behaviour.code_numbers import code_of, constants_of, literals
+from onboard.analysis.tiny.tiny_config import KEPT_SIZES, tiny_config
+from onboard.analysis.tiny.tiny_model import VOCABULARY_SIZES, build_small
+from onboard.analysis.tiny.tiny_prompts import from_zero
+
+_COMPARING = frozenset({"eq", "ne", "gt", "lt", "ge", "le", "isin", "where"})
+_NAMED = ("eos_token_id", "bos_token_id", "pad_token_id", "sep_token_id", "unk_token_id")
+_LEAST = 24
+"""Tokens of a text, at least: some before, between and behind those that are special."""
+
+
+def with_vocabulary(config: PretrainedConfig) -> nn.Module:
+    """Return a small model with the vocabulary of the whole one."""
+    kept = KEPT_SIZES.get(type(config))
+    KEPT_SIZES[type(config)] = (kept or frozenset()) | VOCABULARY_SIZES
+    try:
+        return build_small(tiny_config(config))
+    finally:
+        KEPT_SIZES.pop(type(config))
+        if kept is not None:
+            KEPT_SIZES[type(config)] = kept
+
+
+def special_tokens(model: nn.Module, size: int) -> list[int]:
+    """Return the tokens of a vocabulary of so many that a model's own code compares something with,
+    with their neighbours where they may be a bound, and those that its config names.
+    """
+    numbers = {near for number in _compared(model) for near in range(number - 1, number + 2)}
+    named = (getattr(model.config, key, None) for key in _NAMED)
+    given = [each for value in named for each in (value if isinstance(value, list) else [value])]
+    known = {each for each in given if type(each) is int}
+    return sorted(each for each in numbers | known if 0 <= each < size)
+
+
+def _compared(model: nn.Module) -> Iterator[int]:
+    """Yield the whole numbers that a model's code compares with, or that it gives names beside its
+    classes.
+    """
+    yield from literals(*constants_of(model))
+    for node in (inside for tree in code_of(model) for inside in ast.walk(tree)):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                yield from literals(left, *others)
+            case ast.Call(func=ast.Attribute(attr=attr) | ast.Name(id=attr), args=args) if (
+                attr in _COMPARING
+            ):
+                yield from literals(*args)
+
+
+def special_text(tokens: list[int], size: int, seed: int = 31) -> dict[str, Any]:
+    """Return a prompt [2, length] of random tokens with each of some tokens in each row, at places of
+    its own.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    length = max(_LEAST, 2 * len(tokens) + 2)
+    ids = torch.randint(size, (2, length), generator=generator)
+    for row in ids:
+        places = torch.randperm(length - 2, generator=generator)[: len(tokens)] + 1
+        row[places] = torch.tensor(tokens)
+    return from_zero({"input_ids": ids, "position_ids": torch.empty(0)})
