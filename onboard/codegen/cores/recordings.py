@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.behaviour.code_numbers import code_of, literals
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, vocabulary
-from onboard.codegen.cores.core_runs import Samples
+from onboard.codegen.cores.core_runs import SHORT, Samples
 from onboard.codegen.cores.line_graphs import LineGraph, namespace_of
+from onboard.codegen.cores.reach import LONGEST
 from onboard.codegen.cores.replace import CoreFinding, replace_attention
 from onboard.codegen.straight.recorders import bound
 from onboard.codegen.straight.straight_lines import NotStraight, Straight
@@ -39,13 +42,36 @@ def improved(
         except NotStraight as error:
             return straight, [CoreFinding("", reason=str(error))]
         samples = _samples(model, module, graph.inputs, positions)
-        findings = replace_attention(graph.module, samples, keep_weights=False)
+        beyond = _about_positions(model) if _has_mask(samples) else set[int]()
+        findings = replace_attention(graph.module, samples, beyond, keep_weights=False)
         if not any(each.replaced for each in findings):
             return straight, findings
         made.append(graph.recording())
     if made and all(each == made[0] for each in made):
         return made[0], findings
     return straight, [CoreFinding("", reason="modules of one class attend in several ways")]
+
+
+def _has_mask(samples: Samples) -> bool:
+    """Whether something that is given has a number for each query and key."""
+    _, length = dims = SHORT[0]
+    given = samples(*dims) or ()
+    tensors = (each for each in given if isinstance(each, torch.Tensor))
+    return any(tuple(each.shape[-2:]) == (length, length) for each in tensors)
+
+
+def _about_positions(model: nn.Module) -> set[int]:
+    """Return the numbers of a model's code that masks which it hands on may have of positions."""
+    found: set[int] = set()
+    for node in (inside for tree in code_of(model) for inside in ast.walk(tree)):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                found.update(literals(left, *others))
+            case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=right):
+                found.update(literals(right))
+            case ast.Call(func=ast.Attribute(attr="triu" | "tril")):
+                found.update(literals(node))
+    return {each for each in map(abs, found) if each <= LONGEST}
 
 
 def _samples(model: nn.Module, module: nn.Module, names: Sequence[str], positions: bool) -> Samples:
