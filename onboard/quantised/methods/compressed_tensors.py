@@ -49,6 +49,8 @@ _ENDINGS = (".weight_packed", ".weight_scale")
 _INPUTS = {"float8": "float8_e4m3fn", "int8": "int8", "float4": "float4_e2m1fn"}
 Layout = EightBits | FourBitFloats | PackedRows
 _REGEX = "re:"
+_IN_WEIGHTS = ("weight_input", "weight_output")
+"""Where a transform is applied before weights are written."""
 _OF_CLASS = 2
 """The rank of a group that means a module by its class."""
 
@@ -95,15 +97,8 @@ class CompressedTensors:
     def of(cls, values: Mapping[str, Any]) -> CompressedTensors:
         """Read a `quantization_config`."""
         check_keys(_NAME, values, _KEYS)
-        for key in ("sparsity_config", "transform_config"):
-            said = values.get(key) or {}
-            if (
-                isinstance(said, Mapping)
-                and said.get("format", "dense") == "dense"
-                and not said.get("config_groups")
-            ):
-                continue
-            raise refusal(_NAME, key)
+        _check_sparsity(values.get("sparsity_config") or {})
+        _check_transforms(values.get("transform_config") or {})
         groups = values.get("config_groups") or {}
         if not isinstance(groups, Mapping):
             raise refusal(_NAME, f"config_groups = {str(groups)[:60]}")
@@ -152,6 +147,31 @@ class CompressedTensors:
         ranked.sort(key=lambda each: each[0])
         by_name = bool(ranked) and ranked[0][0] < _OF_CLASS
         return [group for _, group in (ranked[:1] if by_name else ranked)]
+
+
+def _check_sparsity(said: object) -> None:
+    """Raise `OnboardError` where zeros are left out of the files."""
+    if not isinstance(said, Mapping) or said.get("format", "dense") != "dense":
+        raise refusal(_NAME, "sparsity_config")
+
+
+def _check_transforms(said: object) -> None:
+    """Raise `OnboardError` where a run has to rotate activations. Rotations of weights are in them
+    already: a rotation and its inverse meet in two layers (SpinQuant, Liu et al. 2024).
+    """
+    groups = said.get("config_groups", {}) if isinstance(said, Mapping) else None
+    if not isinstance(groups, Mapping):
+        raise refusal(_NAME, f"transform_config = {str(said)[:60]}")
+    for name, group in groups.items():
+        if not _is_in_weights(group):
+            raise refusal(_NAME, f"activations that a run rotates (transform_config {name!s:.40})")
+
+
+def _is_in_weights(group: object) -> bool:
+    places = group.get("apply") if isinstance(group, Mapping) else None
+    return isinstance(places, list) and all(
+        isinstance(each, Mapping) and each.get("location") in _IN_WEIGHTS for each in places
+    )
 
 
 def _rank(target: str, module: str) -> int | None:

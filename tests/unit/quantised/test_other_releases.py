@@ -67,9 +67,16 @@ def require_same(folder: Path, variant: str, prefix: tuple[str, str] = ("", ""))
         assert torch.equal(found.read(here), expected.read(name)), name
 
 
+def rotating(*locations: str) -> Said:
+    """What llm-compressor writes of a rotation, and the places that it is applied at."""
+    apply = [{"location": at, "targets": ["re:.*o_proj$"], "inverse": False} for at in locations]
+    return {"transform_config": {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}}
+
+
 @pytest.mark.parametrize(
     ("variant", "change"),
     [
+        ("ct_w4a16", rotating("weight_output", "weight_input")),
         ("hf_fp8_llama", {"fmt": "float8_e4m3fn"}),  # MiniMax
         ("hf_fp8_llama", {"fmt": None, "scale_fmt": None}),
         ("hf_fp8_static", {"kv_cache_scheme": "static", "ignore_patterns": ["re:.*lm_head"]}),
@@ -353,6 +360,11 @@ def test_modelopts_layers_by_a_shorter_name(tmp_path: Path) -> None:
         ("awq", {"dynamic": {".*": {"bits": 8}}}, "dynamic"),
         ("hf_fp8_llama", {"fmt": "e5m2"}, "e5m2"),
         ("ct_fp8_dynamic", {"quant_method": "compressed"}, "compressed"),
+        ("ct_w4a16", rotating("weight_output", "input"), "activations that a run rotates"),
+        ("ct_w4a16", rotating("weight_output", "q_attn"), "transform_config R4"),
+        ("ct_w4a16", {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config R1"),
+        ("ct_w4a16", {"transform_config": [1]}, "transform_config = [1]"),
+        ("ct_w4a16", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         ("modelopt_fp8", {"quant_algo": "INT4_SPINQUANT"}, "SPINQUANT"),
     ],
 )
