@@ -30,8 +30,9 @@ from onboard.quantised.layouts.apart_experts import (
 )
 from onboard.quantised.layouts.float4 import INVERSE_SCALE
 from onboard.quantised.layouts.float8 import INPUT_SCALE_NAMES
+from onboard.quantised.left_tensors import check_left
 from onboard.quantised.read_method import read_method, refuse_unsaid
-from onboard.quantised.said import describe_tensors, says_float8_cache
+from onboard.quantised.said import says_float8_cache
 from onboard.quantised.weight import DAMAGED, Method, QuantisedWeight
 from onboard.untrusted.bounds import read_json
 
@@ -402,22 +403,8 @@ def decoded_names(
         for name, meta in stored.items()
         if name not in taken and not name.endswith(_BESIDE_MODEL)
     }
-    _refuse_codes(left)
+    check_left(left, weights)
     return left | {name: _described(weight) for name, weight in weights.items()}
-
-
-def _refuse_codes(left: Mapping[str, TensorMeta]) -> None:
-    """Raise `OnboardError` for codes that no scale was found for: as numbers they are no weights."""
-    codes = (
-        f"{name} is {str(meta.dtype).removeprefix('torch.')}"
-        for name, meta in left.items()
-        if name.endswith(".weight") and not meta.dtype.is_floating_point
-    )
-    if found := next(codes, None) or describe_tensors(left):
-        raise OnboardError(
-            f"the checkpoint is quantised and lacks a part of a weight ({found}, without its scales)",
-            hint=DAMAGED,
-        )
 
 
 def decoded_state(folder: Path) -> dict[str, torch.Tensor] | None:

@@ -120,7 +120,7 @@ class FourBitFloats:
         if "whole" in found:
             whole = found["whole"].float().reshape(1)
             if self.divides and not bool(whole.isfinite()):  # its inverse would be 0, and a number
-                raise OnboardError(f"{self.whole} is {whole.item()}, no scale", hint=DAMAGED)
+                raise ValueError(f"{self.whole} is {whole.item()}, no scale")
             whole = 1 / whole if self.divides else whole
         codes = nibbles(found["codes"].view(torch.uint8))
         return Encoded(codes, scale, 1, self.group, table=E2M1, whole=whole)

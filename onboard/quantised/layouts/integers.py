@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from onboard.errors import OnboardError
 from onboard.quantised.encoded import Encoded
 from onboard.quantised.packing import (
     one_more,
@@ -25,7 +24,6 @@ from onboard.quantised.packing import (
     unpacked_planes,
 )
 from onboard.quantised.weight import (
-    DAMAGED,
     NUMBERS,
     Activations,
     QuantisedWeight,
@@ -219,7 +217,7 @@ def groups_where_mixed(found: Tensors, group: int, scale: torch.Tensor) -> torch
         return None
     groups = groups_of_inputs(found["groups"], group)
     if int(groups.min()) < 0 or int(groups.max()) >= scale.shape[1]:
-        raise OnboardError("g_idx names a group that has no scale", hint=DAMAGED)
+        raise ValueError("g_idx names a group that has no scale")
     return None if torch.equal(groups, _runs(groups, group)) else groups
 
 

@@ -5,6 +5,7 @@ line.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -232,8 +233,29 @@ def test_a_scale_by_which_weights_are_divided_is_finite(tmp_path: Path) -> None:
     folder = copy_of("ct_nvfp4", tmp_path)
     weight = one_weight(folder)
     change(folder, weight.parts["whole"], torch.tensor([float("inf")]))
-    with pytest.raises(OnboardError, match="weight_global_scale is inf"):
+    with pytest.raises(OnboardError, match=rf"{weight.name} .*weight_global_scale is inf"):
         open_checkpoint(folder).read(weight.name)
+
+
+@pytest.mark.parametrize("group", [-1, 400])
+def test_a_group_of_inputs_that_has_no_scale(group: int, tmp_path: Path) -> None:
+    folder = copy_of("gptq_desc_act", tmp_path)
+    weight = one_weight(folder)
+    groups = load_file(folder / "model.safetensors")[weight.parts["groups"]]
+    groups[5] = group
+    change(folder, weight.parts["groups"], groups)
+    assert f"{weight.name} cannot be decoded: g_idx" in refused(folder)
+
+
+@pytest.mark.parametrize("variant", ["gptq", "awq", "ct_w4a16", "ct_nvfp4", "mxfp4_gpt_oss"])
+def test_a_weight_that_is_there_unquantised_too(variant: str, tmp_path: Path) -> None:
+    folder = copy_of(variant, tmp_path)
+    weight, path = one_weight(folder), folder / "model.safetensors"
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    values = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+    save_file({**load_file(path), weight.name: values}, path, {"format": "pt"})
+    assert f"{weight.name} twice" in refused(folder)
 
 
 def test_quantised_scales_without_the_scales_of_these(tmp_path: Path) -> None:
