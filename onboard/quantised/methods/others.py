@@ -9,6 +9,7 @@ from typing import Any
 from onboard.quantised.layouts import normal_float4
 from onboard.quantised.layouts.float4 import FourBitFloats, expert_blocks
 from onboard.quantised.layouts.float8 import EightBits, stems
+from onboard.quantised.layouts.turned_stacks import stack_of_outputs
 from onboard.quantised.methods.settings import check_keys, one_of, refusal
 from onboard.quantised.weight import (
     NUMBERS,
@@ -119,7 +120,7 @@ class BitsAndBytes:
 
 @dataclass(frozen=True)
 class FbgemmFp8:
-    """Rows in float8 with a scale each."""
+    """Rows in float8 with a scale each; experts in one tensor, too."""
 
     description: str = "fbgemm_fp8"
 
@@ -136,9 +137,11 @@ class FbgemmFp8:
 
     def weights(self, files: Files) -> dict[str, QuantisedWeight]:
         """Return the quantised weights by name."""
-        tensors = files.names()
-        found = (
-            EightBits("_scale").find(tensors, f"{stem}.weight", Activations("token"))
+        tensors, activations = files.names(), Activations("token")
+        found = [
+            EightBits("_scale").find(tensors, f"{stem}.weight", activations)
             for stem in stems(tensors, ".weight_scale")
-        )
+        ]
+        stacks = (stem for stem in stems(tensors, "_scale") if stem in tensors)
+        found += [stack_of_outputs(tensors, stem, activations) for stem in stacks]
         return {weight.name: weight for weight in found if weight is not None}

@@ -318,6 +318,37 @@ def test_modelopts_experts_in_one_tensor_are_refused_by_name(
         open_checkpoint(folder).names()
 
 
+def test_experts_in_one_tensor_with_a_scale_for_each_output(tmp_path: Path) -> None:
+    """As transformers' fbgemm_fp8 has Llama 4 (`integrations/fbgemm_fp8.py`): beside `gate_up_proj`
+    scales are [experts, 1, outputs], beside `down_proj` [experts, outputs, 1].
+    """
+    folder = copy_of("modelopt_fp8_llama4", tmp_path)
+    (folder / "hf_quant_config.json").unlink()
+    said = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    edit(folder, lambda config: config.update(quantization_config=said))
+    path, kept, expected = folder / "model.safetensors", {}, {}
+    stored = open_checkpoint(quantised.FOLDER / "modelopt_fp8_llama4")
+    for name in stored.names():
+        kept[name] = values = stored.read(name).float()
+        if values.dim() == 3:  # [experts, inputs, outputs]
+            scale = values.abs().amax(1, keepdim=True) / 448
+            kept[name] = (values / scale).to(torch.float8_e4m3fn)
+            expected[name] = kept[name].float() * scale
+            turns = name.endswith("down_proj")
+            kept[f"{name}_scale"] = (scale.mT if turns else scale).contiguous()
+    assert len(expected) == 2
+    save_file(kept, path, {"format": "pt"})
+    found = open_checkpoint(folder)
+    check_fit(build_on_meta(folder), found.names())
+    for name, values in expected.items():
+        assert torch.equal(found.read(name), values), name
+        assert torch.equal(found.read_entry(name, 1), values[1]), name
+    wrong = f"{next(iter(expected))}_scale"
+    save_file({**kept, wrong: kept[wrong][..., :-1].contiguous()}, path, {"format": "pt"})
+    with pytest.raises(OnboardError, match=r"the scale of .* does not fit"):
+        open_checkpoint(folder).names()
+
+
 def test_experts_in_one_tensor_lack_no_scale_and_have_one(tmp_path: Path) -> None:
     folder = copy_of("modelopt_fp8_llama4", tmp_path)
     path = folder / "model.safetensors"
