@@ -75,7 +75,7 @@ def refuse_unsaid(tensors: Mapping[str, TensorMeta]) -> None:
     if (found := describe_tensors(tensors)) is not None:
         raise OnboardError(
             f"the checkpoint is quantised ({found}), and neither config.json nor a file beside it says how",
-            hint="Its quantization_config is missing: fetch it again",
+            hint="Fetch it again with its quantization_config, or use another release of the model",
         )
 
 

@@ -36,8 +36,11 @@ _ENDINGS = {
     "SCB": "bitsandbytes",
     "weight.absmax": "bitsandbytes",
     "_weight_qdata": "torchao",
+    "weight._data": "optimum-quanto",
+    "W_q": "hqq",
 }
-"""Endings of names that no unquantised checkpoint has; blocks count with their scales only."""
+"""Endings of names that no unquantised checkpoint has; some count with their scales only."""
+_WITH_SCALES = {"_blocks": "_scales", "W_q": "scale"}
 
 
 def said_in_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -77,8 +80,8 @@ def describe_tensors(tensors: Mapping[str, TensorMeta]) -> str | None:
         if (dtype := str(meta.dtype).removeprefix("torch.")).startswith("float8"):
             return f"{name} is {dtype}"
         for ending, method in _ENDINGS.items():
-            scaled = ending != "_blocks" or f"{name.removesuffix(ending)}_scales" in tensors
-            if name.endswith(ending) and scaled:
+            beside = name.removesuffix(ending) + _WITH_SCALES.get(ending, ending)
+            if name.endswith(ending) and beside in tensors:
                 return f"{method}: {name}"
     return None
 

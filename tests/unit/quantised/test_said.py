@@ -57,6 +57,9 @@ def test_what_a_config_says(config: dict[str, Any], expected: str | None) -> Non
         (["a.qweight", "a.qzeros", "a.scales"], torch.int32, "GPTQ"),
         (["a.weight_packed", "a.weight_scale"], torch.int32, "compressed-tensors"),
         (["a.weight"], torch.float8_e4m3fn, "a.weight is float8_e4m3fn"),
+        (["a.weight._data", "a.weight._scale", "a.input_scale"], torch.int8, "optimum-quanto"),
+        (["a.W_q", "a.zero", "a.scale"], torch.uint8, "hqq"),
+        (["a.W_q", "a.W_k", "b.scale"], torch.float32, None),
         (["vision.transformer_blocks", "a.weight", "a.scales"], torch.float32, None),
     ],
 )
