@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,17 @@ ARCHITECTURES = {
 """llama.cpp's name of a model type, where it is another."""
 
 
-def write_gguf(source: Path, target: Path, kind: str = "F32", **more: Any) -> Path:
+def write_gguf(
+    source: Path,
+    target: Path,
+    kind: str = "F32",
+    others: Mapping[str, torch.Tensor] | None = None,
+    **more: Any,
+) -> Path:
     """Write the checkpoint in `source` to the file `target`; matrices are of the type `kind`.
 
-    `more` are further keys of the architecture. Returns the file.
+    `others` are tensors that the file has besides, in float32, and `more` further keys of the
+    architecture. Returns the file.
     """
     import gguf
 
@@ -38,6 +45,8 @@ def write_gguf(source: Path, target: Path, kind: str = "F32", **more: Any) -> Pa
         chosen = gguf.GGMLQuantizationType[kind if tensor.dim() > 1 else "F32"]
         data = gguf.quantize(values, chosen)
         writer.add_tensor(f"{names.get_name(stem)}.{suffix}", data, raw_dtype=chosen)
+    for name, tensor in (others or {}).items():
+        writer.add_tensor(name, tensor.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

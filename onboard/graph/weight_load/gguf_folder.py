@@ -22,6 +22,7 @@ from onboard.quantised.layouts.gguf_blocks import decode, require_decoder
 from onboard.quantised.layouts.gguf_names import Place, in_order, places
 from onboard.quantised.weight import Files, QuantisedWeight, Tensors
 from onboard.sources.gguf_header import GgufHeader, GgufTensor, read_header
+from onboard.sources.gguf_rotation import check_rotation
 from onboard.sources.gguf_source import GGUF_FILE
 
 _PLAIN = {
@@ -205,5 +206,7 @@ def _read(folder: Path, *_: tuple[int, int]) -> tuple[GgufHeader, Mapping[str, P
     header = read_header(folder / GGUF_FILE)
     with quiet_transformers(), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        model = build_reference(decoder_config(config))
+        decoder = decoder_config(config)
+        model = build_reference(decoder)
+    check_rotation(header, folder / GGUF_FILE, decoder)
     return header, places(header, model)

@@ -18,9 +18,7 @@ from onboard.errors import OnboardError
 from onboard.sources.gguf_architectures import architectures
 from onboard.sources.gguf_header import GgufHeader
 from onboard.sources.gguf_package import gguf
-
-_SAID_BY_THE_CONFIG = re.compile(r"rope_(freqs|factors_\w+)\.weight")
-"""Factors of the rotation, which transformers computes from its config."""
+from onboard.sources.gguf_rotation import FACTORS
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def places(header: GgufHeader, model: Any) -> dict[str, Place]:
             found |= dict(_placed(header, source, tensor, tuple(parameter.shape)))
     used = {place.tensor for place in found.values()}
     left = header.tensors.keys() - used
-    return found | {name: Place(name) for name in left if not _SAID_BY_THE_CONFIG.fullmatch(name)}
+    return found | {name: Place(name) for name in left if not FACTORS.fullmatch(name)}
 
 
 class _NameMap:

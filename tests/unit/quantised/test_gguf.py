@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,64 @@ def test_one_of_several_files_is_named(tmp_path: Path) -> None:
     assert f"{first.parent}/model.gguf" in str(caught.value.hint)
     (first.parent / "mmproj-model.gguf").write_bytes(b"GGUF")
     assert open_source(str(first)).weights().is_dir()
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def llama3_factors(channels: int) -> torch.Tensor:
+    """What llama.cpp's converter writes of Llama 3.1's rotation (`generate_extra_tensors`)."""
+    factors = []
+    for channel in range(channels // 2):
+        wavelength = 2 * math.pi * LLAMA3["rope_theta"] ** (2 * channel / channels)
+        if wavelength < 64 / 4.0:
+            factors.append(1.0)
+        elif wavelength > 64 / 1.0:
+            factors.append(8.0)
+        else:
+            smooth = (64 / wavelength - 1.0) / (4.0 - 1.0)
+            factors.append(1 / ((1 - smooth) / 8.0 + smooth))
+    assert len(set(factors)) > 2
+    return torch.tensor(factors)
+
+
+def with_factors(folder: Path, name: str, factors: torch.Tensor, **config: Any) -> Path:
+    """A random llama's file with factors of the rotation, and a config beside it."""
+    source = save_checkpoint(folder / "source", intermediate_size=64, head_dim=32)
+    (folder / "gguf").mkdir()
+    file = write_gguf(source, folder / "gguf" / "model.gguf", others={name: factors})
+    said = json.loads((source / "config.json").read_text())
+    (file.parent / "config.json").write_text(json.dumps({**said, **config}))
+    return file
+
+
+def test_factors_of_the_rotation_are_the_configs(tmp_path: Path) -> None:
+    factors = llama3_factors(32)
+    file = with_factors(tmp_path / "a", "rope_freqs.weight", factors, rope_parameters=LLAMA3)
+    assert "rope_freqs.weight" not in open_checkpoint(open_source(str(file)).weights()).names()
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 16}
+    rope = {**long, "long_factor": factors.tolist(), "original_max_position_embeddings": 64}
+    more = {"rope_parameters": rope}
+    file = with_factors(tmp_path / "b", "rope_factors_long.weight", factors, **more)
+    open_checkpoint(open_source(str(file)).weights())
+
+
+@pytest.mark.parametrize("name", ["rope_freqs", "rope_factors_long"])
+@pytest.mark.parametrize("rope", [{"rope_type": "default", "rope_theta": 1e4}, LLAMA3])
+def test_factors_of_another_rotation(name: str, rope: dict[str, Any], tmp_path: Path) -> None:
+    factors = llama3_factors(32)
+    factors[3 if rope is LLAMA3 else 0] *= 1.01
+    file = with_factors(tmp_path, f"{name}.weight", factors, rope_parameters=rope)
+    with pytest.raises(OnboardError, match=f"{name}.* are not those of config.json") as caught:
+        open_checkpoint(open_source(str(file)).weights())
+    assert "config.json" in str(caught.value.hint)
 
 
 def test_a_folder_runs_whose_only_weights_are_the_files() -> None:
