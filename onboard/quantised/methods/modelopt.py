@@ -135,9 +135,9 @@ def _layout(algorithm: str, group: int) -> tuple[Layout, Activations]:
             return FourBitFloats(16, packed=".weight", whole=whole), Activations(
                 "group", "float4_e2m1fn", 16
             )
-        case "W4A16_NVFP4":
+        case "W4A16_NVFP4" | "W4A8_NVFP4_FP8":  # exact: no op has float8 inputs with these
             return FourBitFloats(16, packed=".weight", whole=".weight_scale_2"), Activations()
-        case "MXFP4":
+        case "MXFP4" | "W4A8_MXFP4_FP8":
             return FourBitFloats(32, packed=".weight"), Activations()
         case "W4A16_AWQ":
             return PairedRows(group or 128), Activations()

@@ -82,6 +82,7 @@ def rotating(*locations: str) -> Said:
         ("hf_fp8_static", {"kv_cache_scheme": "static", "ignore_patterns": ["re:.*lm_head"]}),
         ("hf_fp8_static", {"modules_to_not_convert": None, "ignored_layers": ["lm_head"]}),
         ("modelopt_fp8", {"quant_method": "modelopt_mixed"}),
+        ("modelopt_nvfp4", {"quant_algo": "W4A8_NVFP4_FP8"}),
         ("ct_fp8_dynamic", {"quant_method": "compressed_tensors"}),
         ("ct_fp8_dynamic", {"provider": "auto-round"}),
         ("ct_fp8_dynamic", {"quant_method": None}),
@@ -103,6 +104,14 @@ def rotating(*locations: str) -> Said:
 )
 def test_keys_of_other_versions(variant: str, change: Said, tmp_path: Path) -> None:
     require_same(copy_of(variant, tmp_path, lambda said: said.update(change)), variant)
+
+
+@pytest.mark.parametrize("algorithm", ["MXFP4", "W4A8_MXFP4_FP8"])
+def test_mxfp4_by_modelopts_names(algorithm: str, tmp_path: Path) -> None:
+    folder = rename(copy_of("ct_mxfp4", tmp_path), r"weight_packed$", "weight")
+    said = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": 32}
+    edit(folder, lambda config: config.update(quantization_config=said))
+    require_same(folder, "ct_mxfp4")
 
 
 def test_autofp8_names_its_scales_otherwise(tmp_path: Path) -> None:
