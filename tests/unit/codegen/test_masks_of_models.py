@@ -17,17 +17,17 @@ d = i[:, None] - i[None]
 seen = (d >= 0) & (TEST)
 x = self.embed(input_ids)
 for layer in self.layers:
-    x = layer((x, seen[None, None]), position_ids)
+    x = layer(x, position_ids, seen[None, None])
 return self.norm(x)
 """
 _BLOCK = """
-x, seen = x
-x = x + self.attn((self.norm1(x), seen), position_ids)
+x = x + self.attn(self.norm1(x), position_ids, seen)
 return x + self.mlp(self.norm2(x))
 """
-_ATTENDED = ATTENTION.replace("b, t, _ = x.shape", "x, seen = x\nb, t, _ = x.shape").replace(
+_ATTENDED = ATTENTION.replace(
     "scores = scores.masked_fill(mask,", "scores = scores.masked_fill(~seen,"
 )
+_SIGNATURE = "def forward(self, x, position_ids):"
 MASKS = {
     "window": ("d < 480", "sliding_window=480"),
     "chunks": ("i[:, None] // 256 == i[None] // 256", "chunk_size=256"),
@@ -49,6 +49,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         )
         for key, (test, _) in MASKS.items()
     ]
+    for file in (folder / "modeling_odd.py" for folder in folders):
+        handed = _SIGNATURE.replace("position_ids", "position_ids, seen=None")
+        file.write_text(file.read_text().replace(_SIGNATURE, handed))
     return run_apart(GENERATE, folders)
 
 
