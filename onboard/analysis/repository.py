@@ -43,7 +43,13 @@ from onboard.hf.old import (
 from onboard.hf.old.fla import token_axis
 from onboard.hf.old.given_logits import given_by
 from onboard.hf.old.gone import GoneModule, importing, keep_nothing
-from onboard.hf.old.layers import attention_modules, kernel_casts, layer_outputs, unnumbered_layers
+from onboard.hf.old.layers import (
+    attention_modules,
+    kernel_casts,
+    layer_outputs,
+    rotary_heirs,
+    unnumbered_layers,
+)
 from onboard.hf.old.layers.eager_arguments import spare_arguments
 from onboard.hf.old.layers.own_triangles import hide_later_tokens
 from onboard.hf.parameters_on import without_memory
@@ -183,6 +189,7 @@ def _classes(
             facts += rotary_forms.give_rotary_forms(PACKAGE)
             facts += attention_modules.give_attention_modules(PACKAGE)
             facts += unnumbered_layers.give_layer_numbers(PACKAGE)
+            facts += rotary_heirs.give_rotary_bases(PACKAGE)
             facts += layer_outputs.give_tuples(PACKAGE)
             break
         except Exception as error:

@@ -107,7 +107,21 @@ def give_plain_rotary(package: str, config: Any) -> list[str]:
         for name in [key for key, value in vars(module).items() if _is_alike(value, alike)]:
             setattr(module, name, PlainRotaryEmbedding)
             facts.append(f"{name} of transformers does not read rope_theta; a stand-in does")
+        for heir in [value for value in vars(module).values() if _is_heir(value, module, alike)]:
+            heir.__bases__ = tuple(
+                PlainRotaryEmbedding if _is_alike(base, alike) else base for base in heir.__bases__
+            )
+            facts.append(f"the base of {heir.__name__} does not read rope_theta; a stand-in does")
     return facts
+
+
+def _is_heir(value: Any, module: ModuleType, methods: Iterable[str]) -> bool:
+    """Whether a value is a class of a module's own, and inherits from such a rotary class."""
+    return (
+        inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and any(_is_alike(base, methods) for base in value.__bases__)
+    )
 
 
 def _is_alike(value: Any, methods: Iterable[str]) -> bool:

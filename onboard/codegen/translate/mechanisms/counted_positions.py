@@ -109,6 +109,8 @@ class CountedPositions(Mechanism):
             return None
         if attr in ("view", "reshape") and isinstance(owner, Code) and owner.form == ROWS:
             return _beside_heads(owner, args, frame)
+        if attr == "squeeze" and isinstance(owner, Code):
+            return _squeezed(owner, args)
         if attr != "size" or not isinstance(owner, Code) or owner.form != ROWS:
             return None
         match args.positional:
@@ -137,6 +139,16 @@ def _of_text(rows: Code, frame: Frame) -> Code:
     """
     ahead = frame.translator.specialised and lookup_ranks(frame.translator.model) == {2}
     return replace(rows, form=ROWS_OF_TEXT) if ahead else rows
+
+
+def _squeezed(rows: Code, args: Args) -> Code | None:
+    """Return rows without one of the dimensions of size one in front; None where they are none."""
+    match rows.form, args.positional:
+        case form, [Known(value=1)] if form == ROWS_OF_HEADS:
+            return Code(plain_call(attribute(rows.expr, "squeeze"), args).expr, form=ROWS_OF_TEXT)
+        case form, [Known(value=0)] if form == ROWS_OF_TEXT:
+            return replace(rows, form=ROWS)
+    return None
 
 
 def _know_as_given(frame: Frame) -> None:
