@@ -5,8 +5,9 @@ which is then where that one was.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from onboard.codegen.translate.language.frame import Frame
@@ -22,6 +23,7 @@ _GROWING: dict[str, values.Grow] = {
     "update": values.updated,
 }
 _OTHERS = ("insert", "pop", "remove", "clear", "setdefault", "popitem", "reverse", "sort")
+_LONG = 32
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,60 @@ def _grown(known: Value, node: ast.Call, frame: Frame) -> Value:
     """Return a list or a dict with more in it; of what has no translation nothing may read it."""
     assert isinstance(node.func, ast.Attribute)
     grow = _GROWING[node.func.attr]
+
+    def with_more(known: Value, more: Value) -> Value:
+        if isinstance(known, Items | Mapping) and not frame.loops:
+            more = named(_stem(known, node), more, frame, node)
+        return grow(known, more, bool(frame.loops))
+
     try:
         for item in node.args:
-            known = grow(known, frame.settle(frame.evaluate(item)), bool(frame.loops))
+            known = with_more(known, frame.settle(frame.evaluate(item)))
         words = {each.arg: frame.settle(frame.evaluate(each.value)) for each in node.keywords}
         if None in words:
             raise Untranslatable(f"** in {ast.unparse(node)}")
-        return (
-            grow(known, Mapping({str(key): item for key, item in words.items()}), False)
-            if words
-            else known
-        )
+        more = Mapping({str(key): item for key, item in words.items()})
+        return with_more(known, more) if words else known
     except Untranslatable as error:
         return Unread(with_place(error, str(error)))
+
+
+def _stem(known: Items | Mapping, call: ast.Call) -> str:
+    """Return a name for what a method adds to a list or a dict."""
+    assert isinstance(call.func, ast.Attribute)
+    place = call.func.value
+    added = len(known.items) if call.func.attr == "append" else ""
+    return entry_name(place, added)
+
+
+def named(stem: str, value: Value, frame: Frame, origin: ast.AST) -> Value:
+    """Return what a forward of repositories' code puts into a list or a dict, by variables' names where
+    it is computed: what reads it more than once must not compute it again.
+    """
+    if frame.kind != "forward" or not frame.translator.specialised:
+        return value
+    match value:
+        case Items(items=items):
+            parts = [named(f"{stem}_{i}", each, frame, origin) for i, each in enumerate(items)]
+            return replace(value, items=(*parts,))
+        case Mapping(items=entries):
+            return Mapping({k: named(f"{stem}_{k}", v, frame, origin) for k, v in entries.items()})
+        case Code(is_static=False) if _computes(value.expr):
+            variable = frame.fresh(stem)
+            frame.bind(variable, value, origin)
+            return frame.env.values[variable]
+    return value
+
+
+def _computes(expr: ast.expr) -> bool:
+    return any(isinstance(node, ast.Call) for node in ast.walk(expr))
+
+
+def entry_name(place: ast.expr, key: object) -> str:
+    """Return a variable's name for an entry of a list or a dict, after both."""
+    text = f"{ast.unparse(place)}_{key}".removeprefix("self.")
+    both = re.sub(r"[\W_]+", "_", text).strip("_")
+    return both if both.isidentifier() and len(both) < _LONG else "entry"
 
 
 def gives(node: ast.Call, frame: Frame, used: bool = True) -> Value | None:
@@ -134,6 +177,9 @@ def stores_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     entry = text or isinstance(value, Mapping)
     if not _is_container(place.value) and not entry:
         return False  # a tensor, which is worked on in place
+    one = isinstance(key, Known) and not isinstance(key.value, slice)
+    if one and isinstance(place.value, Items | Mapping):
+        value = named(entry_name(target.value, ast.unparse(key.code())), value, frame, origin)
     place.put(values.with_item(place.value, key, value))
     return True
 
@@ -142,7 +188,7 @@ def adds(node: ast.AugAssign, operand: Value, frame: Frame) -> bool:
     """Execute `place += items` of a list, or `place |= entries` of a dict; return whether it was one."""
     if not isinstance(node.op, ast.Add | ast.BitOr):
         return False
-    place = _place(node.target, frame, node)
+    place = _place(node.target, frame, node, own=not frame.loops)
     if place is None:
         return False
     alike, grow = (
@@ -152,6 +198,8 @@ def adds(node: ast.AugAssign, operand: Value, frame: Frame) -> bool:
     )
     if not alike(place.value) or not (isinstance(operand, Items) or alike(operand)):
         return False
+    if isinstance(place.value, Items) and not frame.loops:
+        operand = named(entry_name(node.target, "more"), operand, frame, node)
     place.put(grow(place.value, operand, bool(frame.loops)))
     return True
 
@@ -167,7 +215,7 @@ def _place(target: ast.expr, frame: Frame, origin: ast.AST, own: bool = False) -
             value = frame.env.values.get(variable)
             if value is None:
                 return None
-            is_own = own and frame.translator.specialised and values.is_list(value)
+            is_own = own and frame.translator.specialised and _is_container(value)
             if not is_own and not variables.places_of(value, variables.held(frame)):
                 return None
             return _Place(value, partial(variables.rebind, value, frame=frame, origin=origin))

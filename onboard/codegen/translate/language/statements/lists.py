@@ -18,6 +18,7 @@ from onboard.codegen.translate.language.expressions.module_lists import (
 from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.handed.by_name import ByName
+from onboard.codegen.translate.language.handed.containers import entry_name, named
 from onboard.codegen.translate.language.handed.listed import Objects, tuple_of
 from onboard.codegen.translate.language.object_values import (
     Instance,
@@ -243,6 +244,7 @@ def append(node: ast.expr, frame: Frame) -> bool:
     if isinstance(known, Items):
         if frame.loops:
             raise Filled(place, value)
+        value = named(entry_name(target, len(known.items)), value, frame, node)
         frame.env.values[place] = Items((*known.items, value), kind=LIST)
         return True
     if isinstance(value, ModuleList | ModuleTable) and is_row(value):

@@ -283,7 +283,8 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
     if containers.stores_item(target, value, frame, origin):
         return
     if isinstance(owner, Mapping) and isinstance(key, Known):
-        owner.items[key.value] = value
+        stem = containers.entry_name(target.value, key.value)
+        owner.items[key.value] = containers.named(stem, value, frame, origin)
         return
     if isinstance(owner, Output) and isinstance(key, Known):
         variables.put(owner, key.value, value, frame)
