@@ -63,7 +63,9 @@ def _print(statement: ast.stmt, source: ModuleSource | None, depth: int) -> str:
             text = f"{pad}if {ast.unparse(test)}:\n{print_block(body, source, depth + 1)}"
             return "\n".join([text, *_print_else(orelse, source, depth)])
         case ast.For(target=target, iter=iterable, body=body):
-            head = f"{pad}for {ast.unparse(target).strip('()')} in {ast.unparse(iterable)}:"
+            places = target.elts if isinstance(target, ast.Tuple) and target.elts[1:] else [target]
+            names = ", ".join(map(ast.unparse, places))
+            head = f"{pad}for {names} in {ast.unparse(iterable)}:"
             return f"{head}\n{print_block(body, source, depth + 1)}"
         case ast.While(test=test, body=body):
             return f"{pad}while {ast.unparse(test)}:\n{print_block(body, source, depth + 1)}"
