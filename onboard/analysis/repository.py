@@ -28,7 +28,13 @@ from onboard.analysis.repository_classes import bring_up_to_date, failed_first_v
 from onboard.analysis.repository_source import PACKAGE, CodeSurvey, lacking, survey_code
 from onboard.analysis.tiny import conditional_names
 from onboard.analysis.tiny.environment_reads import environment_reads
-from onboard.analysis.tiny.tiny_config import is_own_check, of_its_time, one_line, own_place
+from onboard.analysis.tiny.tiny_config import (
+    asks_hub,
+    is_own_check,
+    of_its_time,
+    one_line,
+    own_place,
+)
 from onboard.errors import OnboardError, unfit_package
 from onboard.hf import given_inputs
 from onboard.hf.json_floats import json_floats
@@ -236,6 +242,13 @@ def _config_class(survey: CodeSurvey, model_type: str) -> Any:
 def _failure(reference: str, what: str, error: Exception) -> OnboardError:
     if isinstance(error, OnboardError):
         return error
+    if asks_hub(error):
+        return OnboardError(
+            f"the model's code, {reference}, {what} (it loads files of a repository by its name, at "
+            f"{own_place(error)})",
+            hint="Code gets its own repository's Python and JSON files, and no network: have a copy of "
+            "it work without others",
+        )
     return unfit_package(error) or OnboardError(
         f"the model's code, {reference}, {what} ({one_line(error)})",
         hint=_advice(reference, error),

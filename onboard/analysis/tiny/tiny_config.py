@@ -32,6 +32,7 @@ from onboard.hf.config_field import config_field, own_values, remade, values_of
 from onboard.hf.config_layers import Layers, cut_layers, read_layers
 from onboard.hf.hf_model import said_by, unquantised
 
+_OF_THE_HUB = ("transformers.utils.hub", "huggingface_hub")
 _SECTIONS = [16, 24, 24]
 """Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
 
@@ -92,6 +93,17 @@ def own_place(error: BaseException) -> str:
         if str(frame.f_globals.get("__name__")).startswith(f"{PACKAGE}.")
     ]
     return own[-1] if own else ""
+
+
+def asks_hub(error: BaseException) -> bool:
+    """Whether a repository's own code asked for files by a name that is looked up in the Hub: those of a
+    tokenizer, say.
+    """
+    modules = [
+        str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    asked = any(module.startswith(_OF_THE_HUB) for module in modules)
+    return asked and isinstance(error, OSError) and bool(own_place(error))
 
 
 def is_own_check(error: BaseException) -> bool:

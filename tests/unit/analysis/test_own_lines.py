@@ -257,6 +257,22 @@ def test_the_hint_says_that_code_gets_no_environment(
     assert [item.split()[5] for item in again] == ["OWN_NORM,"]
 
 
+@pytest.mark.parametrize("loaded", ["AutoTokenizer", "AutoConfig"])
+def test_code_that_loads_a_repositorys_files_is_told_so(
+    loaded: str, own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    text = f"from transformers import {loaded}\nkept = {loaded}.from_pretrained('of/none')\n"
+    with pytest.raises(OSError, match="of/none|offline") as met:
+        own(text)
+    refusal = repository._failure("modeling_own.Model", "cannot be imported", met.value)
+    assert str(refusal).startswith(
+        "the model's code, modeling_own.Model, cannot be imported (it loads files of a repository "
+        "by its name, at modeling_own.py:2). Code gets its own repository's Python and JSON files, "
+        "and no network: have a copy"
+    )
+
+
 @pytest.mark.parametrize("path", ["kernels.cpp", "/nowhere/weights.bin"])
 def test_the_hint_names_a_file_of_the_code_that_is_missing(path: str, own: Any) -> None:
     module = own(FAILING.replace("BODY", f"open({path!r})").replace("SIGNATURE", _USUAL))
