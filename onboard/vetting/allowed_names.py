@@ -30,6 +30,7 @@ FROM_IMPORTS = {
     "transformers.activations": re.compile(
         r"ACT2FN|ACT2CLS|[A-Z]\w*(Activation|GELU)|gelu(_new|_fast)?|silu|quick_gelu"
     ),
+    "collections": re.compile(r"OrderedDict"),
     "transformers.modeling_rope_utils": re.compile(r"ROPE_INIT_FUNCTIONS"),
 }
 """Module -> the names that may be imported from it, under these names."""

@@ -123,6 +123,7 @@ def test_parts_of_a_model_may_be_called_like_overloads_of_ops(attr: str) -> None
         "from torch import load as x",
         "from torch import os",
         "from torch.nn import *",
+        "from collections import abc",
         "from . import x",
         "from transformers.modeling_rope_utils import logger",
         "from transformers.activations import math",

@@ -22,7 +22,7 @@ from onboard.codegen.translate.language.expressions import module_lists, objects
 from onboard.codegen.translate.language.expressions.decisions import written_out
 from onboard.codegen.translate.language.forms import LIST, TUPLE
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed import attributes
+from onboard.codegen.translate.language.handed import attributes, gathered
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.holes import Result
 from onboard.codegen.translate.language.object_values import (
@@ -221,6 +221,7 @@ def _smallest(expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
     base = args.positional[0] if args.positional else Mapping({})
+    base = gathered.of_pairs(base) or base
     if not isinstance(base, Mapping):
         raise Untranslatable("dict() of an unknown value")
     return Mapping({**base.items, **args.keywords})
@@ -326,6 +327,7 @@ BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     collections.OrderedDict: _dict,
     collections.defaultdict: _defaults,
     collections.deque: _queue,
+    **gathered.FUNCTIONS,
     functools.partial: _partial,
     vars: _entries,
     dataclasses.asdict: _all_entries,

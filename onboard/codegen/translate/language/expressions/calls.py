@@ -29,6 +29,7 @@ from onboard.codegen.translate.language.expressions.module_lists import (
     joined,
     module_copy,
     module_table,
+    named_in_sequence,
     one_after_the_other,
     own_method,
     parts_of,
@@ -398,6 +399,8 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return _module_list(expr, args)
     if cls is nn.Sequential and (made := _in_sequence(args, frame)) is not None:
         return made
+    if cls is nn.Sequential and (listed := named_in_sequence(expr, args, frame)) is not None:
+        return listed
     if cls is nn.ModuleDict and all(item.equals(Mapping({})) for item in args.positional):
         return ModuleList((), ast.Call(expr, [], []))
     if cls is nn.ModuleDict and (table := module_table(expr, args)) is not None:
@@ -405,10 +408,8 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if cls is nn.ModuleDict and isinstance(named := [*args.positional, None][0], NamedModules):
         return ModuleList(named.made, plain_call(expr, args).expr)
     if is_own_list(cls, frame):
-        listed: Value = _module_list(
-            attribute(name("nn"), "ModuleList"), items_in(cls, args, frame)
-        )
-        return replace(listed, own=cls) if isinstance(listed, ModuleList) else listed
+        modules = _module_list(attribute(name("nn"), "ModuleList"), items_in(cls, args, frame))
+        return replace(modules, own=cls) if isinstance(modules, ModuleList) else modules
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
     if frame.translator.specialised:  # who builds a model says where it is, and in which dtype

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.env import Env
 from onboard.codegen.translate.language.expressions.decisions import decided_here
+from onboard.codegen.translate.language.forms import LIST
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.language.values import NONE, Items, Known, Mapping, Value
@@ -65,7 +67,18 @@ def method(owner: Mapping, attr: str, args: Args) -> Value:
         if attr == "items":
             return Items(tuple(map(Items, pairs)))
         return Items(tuple(pair[attr == "values"] for pair in pairs))
+    if attr == "most_common":
+        return _most_common(owner, args)
     raise Untranslatable(f"dict.{attr}")
+
+
+def _most_common(counts: Mapping, args: Args) -> Value:
+    """Return the texts of a known `Counter` and how often each is there, the most frequent first."""
+    known = {key: count.value for key, count in counts.items.items() if isinstance(count, Known)}
+    if len(known) < len(counts.items) or not args.known():
+        raise Untranslatable("most_common of counts that are not known")
+    pairs = Counter(known).most_common(*(x.value for x in args.positional))  # type: ignore[attr-defined]
+    return Items(tuple(Items((Known(key), Known(count))) for key, count in pairs), kind=LIST)
 
 
 def copied(node: ast.DictComp, key: ast.expr, value: Value) -> ast.expr | None:

@@ -25,7 +25,7 @@ from onboard.codegen.translate.language.forms import (
     TRIANGLE,
 )
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.handed import attributes
+from onboard.codegen.translate.language.handed import attributes, gathered
 from onboard.codegen.translate.language.handed import listed as listed_objects
 from onboard.codegen.translate.language.handed.by_name import ByName, Output
 from onboard.codegen.translate.language.handed.listed import Listed, Objects, listed
@@ -57,6 +57,8 @@ from onboard.codegen.translate.language.values import (
     PaddingMask,
     Value,
 )
+
+_DICTS = {f"dict of {form}": form for form in (COMPLEX, CHUNKED)} | {f"dict of {MAYBE}": None}
 
 
 def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value:
@@ -158,14 +160,9 @@ def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> V
             return _of_each_row(owner, rest, node)
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
-        case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
-            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=COMPLEX)
-        case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
-            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), optional=True)
-        case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
-            return Code(
-                ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True
-            )
+        case Code(form=str() as form), _ if form in _DICTS:
+            expr = ast.Subscript(owner.expr, index.code(), ast.Load())
+            return Code(expr, form=_DICTS[form], optional=form != f"dict of {COMPLEX}")
     if isinstance(owner, Code) and sequence_of(owner) is not None:
         expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
         return Code(expr, owner.static, form=owner.form) if _is_cut(index) else item_in(expr, owner)
@@ -173,11 +170,13 @@ def _of_form(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> V
 
 
 def _of_table(owner: Global, index: Value, frame: Frame) -> Value | None:
-    """Return what a constant or this config names of a table: a class or function, a table of them,
-    or a switch, as it is where nobody has turned it.
+    """Return what a constant or this config names of a table or a list: a class or function, a table of
+    them, a slice, or a switch, as it is where nobody has turned it.
     """
     if not isinstance(index, Known | Setting) or not frame.translator.specialised:
         return None
+    if isinstance(index.value, slice):
+        return gathered.cut(owner, index.value)
     table = _by_key(owner.obj)
     entry = table.get(index.value)
     if isinstance(table, ClassInstantier) and isinstance(entry, tuple):

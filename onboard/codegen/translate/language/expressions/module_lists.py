@@ -5,6 +5,7 @@ mlp])` for each layer. Iterators over them: `modules = iter(modules)`, and `next
 from __future__ import annotations
 
 import ast
+from collections import OrderedDict
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -86,6 +87,28 @@ def module_table(expr: ast.expr, args: Args) -> ModuleTable | None:
         ):
             return ModuleTable(entries, plain_call(expr, args).expr)
     return None
+
+
+def named_in_sequence(expr: ast.expr, args: Args, frame: Frame) -> Instance | None:
+    """Return `nn.Sequential(OrderedDict([("key", module), ...]))`, whose modules keep their names; None
+    for one of modules without.
+
+    Raises:
+        Untranslatable: a module is of a class of the repository's.
+    """
+    match args.positional:
+        case [Mapping(items=parts)] if parts and frame.translator.specialised:
+            modules = [part for part in parts.values() if isinstance(part, Instance)]
+        case _:
+            return None
+    own = any(frame.translator.translates(way.cls) for part in modules for way in part.made)
+    if own or len(modules) < len(parts):
+        raise Untranslatable("an nn.Sequential of a dict of more than modules of PyTorch's")
+    frame.translator.remember_global("OrderedDict", OrderedDict, frame.source)
+    pairs = [Items((Known(key), part)).code() for key, part in parts.items()]
+    return Instance(
+        (Made(nn.Sequential),), call(expr, call(name("OrderedDict"), ast.List(pairs, ast.Load())))
+    )
 
 
 def table_method(owner: ModuleTable, attr: str, args: Args, frame: Frame) -> Value | None:

@@ -11,7 +11,8 @@ from onboard.codegen.translate.language.expressions.branch_types import numbered
 from onboard.codegen.translate.language.expressions.comprehensions import bind_target, iteration
 from onboard.codegen.translate.language.expressions.evaluate import condition
 from onboard.codegen.translate.language.frame import Frame
-from onboard.codegen.translate.language.object_values import ModuleList
+from onboard.codegen.translate.language.handed.gathered import known_items
+from onboard.codegen.translate.language.object_values import Global, ModuleList
 from onboard.codegen.translate.language.statements import lists
 from onboard.codegen.translate.language.statements.assignments.assign import Widened, store
 from onboard.codegen.translate.language.statements.assignments.own_entries import OwnEntries
@@ -39,7 +40,7 @@ def execute_for(node: ast.For, frame: Frame, execute: Execute) -> str | None:
     if (made := lists.comprehended(node, frame)) is not None:
         store(*made, frame, node)
         return None
-    if not any(map(leaves, node.body)):
+    if not any(map(leaves, node.body)) and not _is_of_file(node.iter, frame):
         return _written(node, frame, execute)
     return _run_or_written(node, _of_constants(node, frame), frame, execute)
 
@@ -125,23 +126,30 @@ def _of_constants(node: ast.For, frame: Frame) -> Iterator[None]:
     yield from _of_items(node, items, frame)
 
 
+def _is_of_file(node: ast.expr, frame: Frame) -> bool:
+    """Whether a loop is over a list of constants that the file has."""
+    value = frame.evaluate(node) if isinstance(node, ast.Name) else None
+    return isinstance(value, Global) and known_items(value) is not None
+
+
 def _constants(node: ast.expr, frame: Frame) -> Sequence[Value] | None:
     """Return the constants that a loop is over; None for others."""
     match node:
         case ast.Call(func=ast.Name(id="enumerate"), args=[inner], keywords=[]):
-            items = _constants(inner, frame) or ()
-            return [Items((Known(index), item)) for index, item in enumerate(items)] or None
+            numbered = enumerate(_constants(inner, frame) or ())
+            return [Items((Known(index), item)) for index, item in numbered] or None
         case ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[]):
             known = [frame.evaluate(bound) for bound in bounds]
             if all(isinstance(each, Known) and type(each.value) is int for each in known):
                 return [*map(Known, range(*(each.value for each in known)))]  # type: ignore[attr-defined]
             return None
-    match frame.evaluate(node):
-        case Items(items=items) if all(isinstance(item, Known) for item in items):
-            return items
-        case Known(value=tuple() | list() as values):
-            return [*map(Known, values)]
-    return None
+    items = known_items(frame.evaluate(node))
+    return items if items is not None and all(map(_is_constant, items)) else None
+
+
+def _is_constant(item: Value) -> bool:
+    """Whether a value is a constant, or a tuple of such."""
+    return isinstance(item, Known) or isinstance(item, Items) and all(map(_is_constant, item.items))
 
 
 def _of_tests(node: ast.While, frame: Frame) -> Iterator[None]:
