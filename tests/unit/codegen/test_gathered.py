@@ -16,6 +16,7 @@ from collections import Counter, OrderedDict, defaultdict
 from itertools import chain, product
 
 KINDS = ["wide", "thin", "wide"]
+WEIGHTS = [0.5, 0.25, 0.125]
 PAIRS = (("wide", 0.5), ("thin", 0.25))
 """
 _END = """
@@ -38,6 +39,11 @@ FORMS = {
         "factor = {}\nfor kind, size in PAIRS:\n    factor[kind] = size * 0.5\n"
         "factor = factor['thin'] + factor['wide']"
     ),
+    "one_of_a_list_of_the_file": (
+        "kind = KINDS[self.index % len(KINDS)]\nfactor = 0.5 if kind == 'wide' else 2.0\n"
+        "factor = factor + WEIGHTS[self.index % 3]"
+    ),
+    "weights_of_the_file": "factor = sum(w * y for w, y in zip(WEIGHTS, [x, x.tanh(), x.sin()]))",
     "pairs_in_pairs": (
         "factor = x\nfor (a, b), c in zip([(x, x.tanh())], [0.5]):\n    factor = factor + a * b * c"
     ),

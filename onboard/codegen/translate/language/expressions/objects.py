@@ -97,7 +97,8 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
         return known_as
     if obj is None or isinstance(obj, bool | int | float | str):
         return Known(obj)
-    if frame.translator.specialised and (usual := usual_name(obj, identifier)) is not None:
+    usual = usual_name(obj, identifier) or of_file.written_out(obj, identifier, frame.source.tree)
+    if frame.translator.specialised and usual is not None:
         return Global(obj, usual)
     named = functools.partial(of_table, frame=frame)
     if isinstance(obj, functools.partial) and (whole := of_file.partial_of(obj, named)) is not None:

@@ -4,8 +4,10 @@ generated code has it where it is read.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -22,6 +24,8 @@ from onboard.codegen.translate.language.values import Items, Known, Mapping, Unr
 
 _PLAIN = (bool, int, float, str, type(None))
 _NO_OBJECTS = (type, torch.Tensor, nn.Module, Enum, *_PLAIN, list, tuple, dict, set)
+_MOST = 32
+"""Items of a list that stands where it is read."""
 Named = Callable[[Any], Value]
 """What a class or a function is, by its name."""
 
@@ -81,3 +85,35 @@ def partial_of(obj: functools.partial[Any], named: Named) -> Partial | None:
     if module:
         return partial_class(Args([called, *rest], keywords, []))
     return Partial(called, Args(rest, keywords, [])) if isinstance(called, Global) else None
+
+
+def written_out(obj: object, identifier: str, tree: ast.Module) -> ast.List | ast.Tuple | None:
+    """Return a list or tuple of a few constants that a file has, and does nothing with but read it, as
+    it stands where it is read; None for others.
+    """
+    if not isinstance(obj, list | tuple) or not all(map(_is_literal, obj)) or len(obj) > _MOST:
+        return None
+    if any(_may_change(node, identifier) for node in ast.walk(tree)):
+        return None
+    items: list[ast.expr] = [*map(ast.Constant, obj)]
+    return (ast.List if isinstance(obj, list) else ast.Tuple)(items, ast.Load())
+
+
+def _is_literal(item: Any) -> bool:
+    if isinstance(item, float):
+        return math.isfinite(item)
+    return type(item) in (int, str, bool)
+
+
+def _may_change(node: ast.AST, identifier: str) -> bool:
+    """Whether a node changes a list under a name, calls a method of it that may, or binds it anew."""
+    match node:
+        case ast.Global(names=names):
+            return identifier in names
+        case ast.Subscript(value=ast.Name(id=owner), ctx=ast.Store() | ast.Del()):
+            return owner == identifier
+        case ast.AugAssign(target=ast.Name(id=owner)):
+            return owner == identifier
+        case ast.Attribute(value=ast.Name(id=owner), attr=attr):
+            return owner == identifier and attr not in ("index", "count")
+    return False
