@@ -8,7 +8,7 @@ compared with a causal triangle and with bands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +16,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from onboard.graph.fx import ancestors, attr_tensor
+from onboard.graph.fx import ancestors, attr_tensor, is_op
 
+aten = torch.ops.aten
+_SIZES = (
+    aten.sym_size,
+    aten.ones_like,
+    aten.zeros_like,
+    aten.full_like,
+    aten.empty_like,
+    aten.new_ones,
+    aten.new_zeros,
+    aten.new_full,
+    aten.new_empty,
+)
+"""What takes of a tensor its shape alone."""
 PROBED = 2
 """Texts in a batch whose masks are computed."""
 _LENGTHS = (24, 37)
@@ -174,10 +187,12 @@ def evaluate(
     """Compute a mask, or what else positions decide, for sequences of `length`; `swaps` replaces
     integer literals.
 
-    None when that takes more than positions and constants: token ids, or parameters that have no
-        values yet.
+    None when that takes more than positions and constants: what token ids are, or parameters that
+        have no values yet.
     """
     needed = ancestors([mask], given)
+    if _asks_tokens(gm, mask, needed, given):
+        return None
     values: dict[fx.Node, Any] = dict(given)
     for node in gm.graph.nodes:
         if node not in needed or node in given:
@@ -192,13 +207,26 @@ def evaluate(
     return result if isinstance(result, torch.Tensor) else None
 
 
+def _asks_tokens(
+    gm: fx.GraphModule, mask: fx.Node, needed: Collection[fx.Node], given: Collection[fx.Node]
+) -> bool:
+    """Whether a mask depends on what token ids are, not on how many there are alone: those that it asks
+    for may not be among the ids of a probe.
+    """
+    asking: set[fx.Node] = set()
+    for node in (each for each in gm.graph.nodes if each in needed and each not in given):
+        read = node.target == "input_ids" if node.op == "placeholder" else not is_op(node, *_SIZES)
+        if read and (node.op == "placeholder" or not asking.isdisjoint(node.all_input_nodes)):
+            asking.add(node)
+    return mask in asking
+
+
 def _leaf(gm: fx.GraphModule, node: fx.Node, length: int) -> torch.Tensor | None:
     if node.op == "placeholder":
         device = node.meta["val"].device
         if node.target == "position_ids":
             return torch.arange(length, device=device).expand(PROBED, length).contiguous()
-        # Token ids may give their shape; a mask that depends on their values (padding) then shows
-        # as no known form.
+        # Token ids may give their shape
         return (
             torch.arange(PROBED * length, device=device).view(PROBED, length)
             if node.target == "input_ids"

@@ -5,6 +5,7 @@ names. A random text has none of them, and a small vocabulary may lack them.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,8 @@ from onboard.analysis.tiny.tiny_model import VOCABULARY_SIZES, build_small
 from onboard.analysis.tiny.tiny_prompts import from_zero
 
 _COMPARING = frozenset({"eq", "ne", "gt", "lt", "ge", "le", "isin", "where"})
-_NAMED = ("eos_token_id", "bos_token_id", "pad_token_id", "sep_token_id", "unk_token_id")
+_MEDIA = re.compile(r"image|video|vision|visual|audio|speech|media")
+"""Fields of what no text has."""
 _LEAST = 24
 """Tokens of a text, at least: some before, between and behind those that are special."""
 
@@ -37,13 +39,28 @@ def with_vocabulary(config: PretrainedConfig) -> nn.Module:
 
 def special_tokens(model: nn.Module, size: int) -> list[int]:
     """Return the tokens of a vocabulary of so many that a model's own code compares something with,
-    with their neighbours where they may be a bound, and those that its config names.
+    with their neighbours where they may be a bound, and the numbers of its config, which may be others.
     """
     numbers = {near for number in _compared(model) for near in range(number - 1, number + 2)}
-    named = (getattr(model.config, key, None) for key in _NAMED)
-    given = [each for value in named for each in (value if isinstance(value, list) else [value])]
-    known = {each for each in given if type(each) is int}
-    return sorted(each for each in numbers | known if 0 <= each < size)
+    config: Any = model.config
+    numbers.update(_within(config.to_dict()))
+    return sorted(each for each in numbers if 0 <= each < size)
+
+
+def _within(value: Any) -> Iterator[int]:
+    """Yield the whole numbers in a config's field, lists and parts, but those of other media."""
+    match value:
+        case bool():
+            return
+        case int():
+            yield value
+        case list() | tuple():
+            for each in value:
+                yield from _within(each)
+        case dict():
+            for key, each in value.items():
+                if not _MEDIA.search(str(key)):
+                    yield from _within(each)
 
 
 def _compared(model: nn.Module) -> Iterator[int]:

@@ -71,6 +71,17 @@ class Mixture(nn.Module):
             y.index_add_(0, rows, expert(flat[rows]) * weights[rows, places, None])
         return y.view(x.shape)
 """
+_ROUTED = """
+flat = x.reshape(-1, x.shape[-1])
+weights, chosen = (flat @ self.gate.weight[:4].T).clamp(-29.0, 29.0).softmax(-1).topk(2, dim=-1)
+ups, downs = self.up.weight.view(4, -1, x.shape[-1]), self.down.weight.view(x.shape[-1], 4, -1)
+y = torch.zeros_like(flat)
+for i in range(4):
+    rows, places = torch.where(chosen == i)
+    made = F.silu(flat[rows] @ ups[i].T) @ downs[:, i].T
+    y.index_add_(0, rows, made * weights[rows, places, None])
+return y.view(x.shape)
+"""
 
 
 def _with(folder: Path, old: str, new: str) -> Path:
@@ -89,12 +100,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folders = [
         _with(norm, "self.norm1 = Norm(", "self.norm1 = Bounded("),
         save_odd(root / "bounds_rope", head=_ROPE, attention=_ROTATED),
+        save_odd(root / "bounds_router", mlp=_ROUTED),
         _with(mixture, "self.mlp = Mlp(", "self.mlp = Mixture("),
     ]
     return run_apart(GENERATE, folders)
 
 
-@pytest.mark.parametrize("key", ["norm", "rope", "mixture"])
+@pytest.mark.parametrize("key", ["norm", "rope", "router", "mixture"])
 def test_a_bound_is_kept(made: dict[str, Any], key: str) -> None:
     found = made[f"bounds_{key}"]
     assert_translated(found)

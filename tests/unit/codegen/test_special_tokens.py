@@ -38,6 +38,11 @@ seen = seen & (row[:, None, :, None] == row[:, None, None, :])
 """,
     "padding": f"seen = seen & (input_ids != {_NUMBER})[:, None, None, :]",
 }
+_LISTED = """
+breaks = torch.isin(input_ids, torch.tensor(self.config.breaks, device=input_ids.device))
+row = breaks.cumsum(1)
+seen = seen & (row[:, None, :, None] == row[:, None, None, :])
+"""
 _EMBEDDED = """
 x = self.embed(input_ids)
 x = torch.where((input_ids == 210)[..., None], torch.zeros_like(x), x)
@@ -60,6 +65,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         bodies = {"attention": _ATTENDED, "block": _BLOCK, "model": _MODEL.replace("MASK", mask)}
         folders.append(save_odd(root / f"special_{key}", **bodies))
     folders.append(save_odd(root / "special_embedded", model=_EMBEDDED))
+    bodies = {"attention": _ATTENDED, "block": _BLOCK, "model": _MODEL.replace("MASK", _LISTED)}
+    folders.append(listed := save_odd(root / "special_listed", **bodies))
+    settings = listed / "configuration_odd.py"
+    text = settings.read_text().replace("norm_eps=1e-5,", "norm_eps=1e-5, breaks=(187, 203),")
+    kept = "self.breaks = list(breaks)"
+    settings.write_text(text.replace("self.norm_eps =", f"{kept}\n        self.norm_eps ="))
     suppressed = save_odd(root / "special_suppressed")
     file = suppressed / "modeling_odd.py"
     assert _LOGITS in file.read_text()
@@ -75,8 +86,12 @@ def test_what_a_file_says_of_a_token_is_proven(made: dict[str, Any], key: str) -
     assert (str(_NUMBER) in found["text"]) is (key != "causal")
 
 
-@pytest.mark.parametrize("key", ["documents", "padding"])
+@pytest.mark.parametrize("key", ["documents", "padding", "listed"])
 def test_a_mask_that_a_token_decides_is_not_lost(made: dict[str, Any], key: str) -> None:
     found = made[f"special_{key}"]
-    kept = str(_NUMBER) in found.get("text", "")
+    kept = (
+        "cumsum" in found.get("text", "")
+        or "padding" in key
+        and str(_NUMBER) in found.get("text", "")
+    )
     assert kept or "treats some tokens by themselves" in found.get("error", ""), found

@@ -8,24 +8,26 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-_BOUNDS = {
+_CLIPS = {
     "clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "threshold", "relu6", "nan_to_num",
-    "maximum", "minimum", "fmax", "fmin", "max", "min", "amax", "amin", "sign", "round", "floor",
-    "ceil", "trunc",
+    "sign", "round", "floor", "ceil", "trunc",
 }  # fmt: skip
+_LARGEST = {"maximum", "minimum", "fmax", "fmin", "max", "min", "amax", "amin"}
 _ASKS = {
     "gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal", "isnan",
     "isinf", "isfinite", "bool", "item", "tolist", "equal", "allclose", "where", "masked_fill",
 }  # fmt: skip
-_NAMES = _BOUNDS | _ASKS
+_NAMES = _CLIPS | _LARGEST | _ASKS
 
 
 class Guards(TorchFunctionMode):
-    """Counts the calls of functions that act upon some values alone, and questions what those are."""
+    """Counts the calls of functions that act upon some values alone, and questions what those are;
+    `clips` are those that bound each by itself: a largest value also keeps exponentials small.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.count = self.clips = 0
 
     def __enter__(self) -> Guards:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -42,7 +44,15 @@ class Guards(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         asks_tensor = any(isinstance(each, torch.Tensor) for each in args)
         self.count += name in _NAMES and asks_tensor
+        self.clips += name in _CLIPS and asks_tensor
         return func(*args, **(kwargs or {}))
+
+
+def clips_values(run: Callable[[], Any]) -> bool:
+    """Whether something clips or rounds what tensors hold on its way."""
+    with Guards() as guards:
+        run()
+    return guards.clips > 0
 
 
 def guarded(run: Callable[[], Any]) -> tuple[Any, bool]:

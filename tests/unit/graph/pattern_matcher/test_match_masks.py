@@ -102,6 +102,20 @@ FORMS: list[tuple[str, Callable[[Tensor, Tensor], Tensor], MaskForm | None]] = [
     ("long chunks of the row", _chunks_of_row, MaskForm(False, None, 8192)),
     ("not causal", lambda _, p: _distance(p) <= 0, None),
     ("padding", lambda i, p: (_distance(p) >= 0) & (i > 3)[:, None, None], None),
+    ("a far token", lambda i, p: (_distance(p) >= 0) & (i != 50000)[:, None, None], None),
+    (
+        "far tokens of a table",
+        lambda i, p: (
+            (_distance(p) >= 0)
+            & (i[..., None] != torch.tensor([50000, 50001])).all(-1)[:, None, None]
+        ),
+        None,
+    ),
+    (
+        "sizes of ids",
+        lambda i, p: torch.ones_like(i)[:, None, None].bool() & _triangle(i, p),
+        MaskForm(True),
+    ),
     ("bias", lambda _, p: _distance(p).float() * -0.1, None),
     (
         "heads that differ",

@@ -133,9 +133,11 @@ class WrittenAttention(Mechanism):
                 function, Args(bounds, args.keywords, []), frame
             ):
                 return scores
-            case [Scores(normed=False), *bounds] if not bounds_nothing(
+            case [Scores(normed=False) as scores, *bounds] if not bounds_nothing(
                 function, Args(bounds, args.keywords, []), frame
             ) and is_clamp(function):
+                if _is_of_weights(scores):
+                    return None  # a router's, say
                 raise Untranslatable("attention whose scores have bounds, which no op of it has")
         return with_window(call_of(function, args, unmasked_call(expr, args)), frame)
 
@@ -200,6 +202,13 @@ class WrittenAttention(Mechanism):
             return weights
         changed = without_weights(value)
         return None if changed.equals(value) else changed
+
+
+def _is_of_weights(scores: Scores) -> bool:
+    """Whether a product is one with weights of the module."""
+    assert scores.key is not None
+    names = {each.id for each in ast.walk(scores.key.code()) if isinstance(each, ast.Name)}
+    return names == {"self"}
 
 
 def _refuse_handed(*values: Value) -> None:
