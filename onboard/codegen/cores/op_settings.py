@@ -183,13 +183,27 @@ def settings_of(
     given = {
         # The op takes no tensor: queries are multiplied by it.
         "scale": 1.0 if is_tensor(core, scale.written) else scale.written,
-        "sinks": _tensor(core, meaning.sinks, factors[:1], "sinks"),
+        "sinks": _zeros(core, meaning.sinks, axes)
+        or _tensor(core, meaning.sinks, factors[:1], "sinks"),
         "sliding_window": length_of(core, meaning.window, beyond, "window"),
         "logit_cap": None if meaning.cap is None else next(caps).written,
         "chunk_size": length_of(core, meaning.chunk, beyond, "chunk"),
         "alibi_slopes": _tensor(core, meaning.slopes, factors, "slopes"),
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _zeros(core: Core, wanted: Tensor | None, axes: Axes) -> fx.Node | None:
+    """Return a node of as many zeros as there are heads, where that is what is `wanted`: weights that
+    add up to less than one, by one in their denominator.
+    """
+    others = (("B",), ("T",), ("D",), ("1",))
+    heads = [index for index, role in enumerate(axes.roles) if role not in others]
+    if wanted is None or len(heads) != 1 or float(wanted.abs().max()) > _NEAR:
+        return None
+    graph, query = core.gm.graph, core.cut.query
+    with graph.inserting_before(core.cut.result):
+        return graph.call_method("new_zeros", (query, graph.call_method("size", (query, heads[0]))))
 
 
 def _tensor(core: Core, wanted: Tensor | None, factors: list[Number], name: str) -> fx.Node | None:

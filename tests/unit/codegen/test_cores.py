@@ -308,6 +308,14 @@ def sinks(m: Any, q: Any, k: Any, v: Any, x: Any) -> Any:
 
 
 @way()
+def one_in_the_denominator(m: Any, q: Any, k: Any, v: Any, x: Any) -> Any:
+    s = masked(q @ k.transpose(2, 3) * DIM**-0.5)
+    most = s.amax(-1, keepdim=True).clamp(min=0)
+    e = (s - most).exp()
+    return joined((e / ((-most).exp() + e.sum(-1, keepdim=True))) @ v)
+
+
+@way()
 def sums_of_products(m: Any, q: Any, k: Any, v: Any, x: Any) -> Any:
     s = (q.unsqueeze(3) * k.unsqueeze(2)).sum(-1) * DIM**-0.5
     return joined((masked(s).softmax(-1).unsqueeze(-1) * v.unsqueeze(2)).sum(3))
