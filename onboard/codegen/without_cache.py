@@ -20,7 +20,7 @@ from onboard.errors import UntranslatableError
 from onboard.ops import attention_ops, stateful_ops
 
 _OP = re.compile(r"torch\.ops\.onboard\.(\w+)\(")
-_WRITTEN = re.compile(r"softmax|scaled_dot_product_attention|conv1d|Conv1d|\.unfold\(")
+_WRITTEN = re.compile(r"softmax|scaled_dot_product_attention|conv1d|Conv1d|\.unfold\(|cumsum\(")
 """What the graph's transforms match where a model file has it written out."""
 _DEFINED = ast.ClassDef | ast.FunctionDef
 _NONE_OF_THE_FORMS = (
