@@ -21,8 +21,8 @@ from onboard.analysis.tiny.tiny_prompts import from_zero
 _COMPARING = frozenset({"eq", "ne", "gt", "lt", "ge", "le", "isin", "where"})
 _MEDIA = re.compile(r"image|video|vision|visual|audio|speech|media")
 """Fields of what no text has."""
-_LEAST = 24
-"""Tokens of a text, at least: some before, between and behind those that are special."""
+_LEAST, _BETWEEN = 24, 12
+"""Tokens of a text, at least, and those before, between and behind the ones that are special."""
 
 
 def with_vocabulary(config: PretrainedConfig) -> nn.Module:
@@ -79,13 +79,12 @@ def _compared(model: nn.Module) -> Iterator[int]:
 
 
 def special_text(tokens: list[int], size: int, seed: int = 31) -> dict[str, Any]:
-    """Return a prompt [2, length] of random tokens with each of some tokens in each row, at places of
-    its own.
+    """Return a prompt [1, length] of random tokens with each of some tokens at a place of its own. One
+    text is enough, and the logits of a whole vocabulary are many.
     """
     generator = torch.Generator().manual_seed(seed)
-    length = max(_LEAST, 2 * len(tokens) + 2)
-    ids = torch.randint(size, (2, length), generator=generator)
-    for row in ids:
-        places = torch.randperm(length - 2, generator=generator)[: len(tokens)] + 1
-        row[places] = torch.tensor(tokens)
+    length = max(_LEAST, len(tokens) + _BETWEEN)
+    ids = torch.randint(size, (1, length), generator=generator)
+    places = torch.randperm(length - 2, generator=generator)[: len(tokens)] + 1
+    ids[0, places] = torch.tensor(tokens)
     return from_zero({"input_ids": ids, "position_ids": torch.empty(0)})
