@@ -215,7 +215,8 @@ def _place(target: ast.expr, frame: Frame, origin: ast.AST, own: bool = False) -
             value = frame.env.values.get(variable)
             if value is None:
                 return None
-            is_own = own and frame.translator.specialised and _is_container(value)
+            kept = _is_container if frame.kind == "forward" else values.is_list
+            is_own = own and frame.translator.specialised and kept(value)
             if not is_own and not variables.places_of(value, variables.held(frame)):
                 return None
             return _Place(value, partial(variables.rebind, value, frame=frame, origin=origin))
