@@ -36,7 +36,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.loaded_config import load_config
 from onboard.analysis.tiny.random_weights import randomize
 from onboard.analysis.tiny.tiny_config import arguments_of, one_line
-from onboard.analysis.tiny.tiny_model import VOCABULARY_SIZES, made_with
+from onboard.analysis.tiny.tiny_model import made_with
 from onboard.analysis.tiny.tiny_prompts import from_zero, prompt, prompts, runs, vocabulary
 from onboard.codegen.config_checks import fields
 from onboard.codegen.model_file import generate_model_file
@@ -59,7 +59,12 @@ from onboard.verify.block_outputs import (
 from onboard.verify.error import rmse_ratio
 from onboard.verify.exported import check_export
 from onboard.verify.rounding.of_texts import rounds_alike
-from onboard.verify.special.special_tokens import special_text, special_tokens, with_vocabulary
+from onboard.verify.special.special_tokens import (
+    special_texts,
+    special_tokens,
+    with_vocabulary,
+    words_of,
+)
 from onboard.verify.tolerances import MOST_ROUNDING
 
 _REMEMBERS = -1.5
@@ -130,14 +135,16 @@ def _check_special_tokens(model_class: type[nn.Module], spec: ModelSpec) -> None
     that this code does not take says nothing.
     """
     reference = with_vocabulary(load_config(spec.config))
-    size = min(getattr(reference.config, name, 1 << 30) for name in VOCABULARY_SIZES)
-    tokens = special_tokens(reference, size)
-    text = special_text(tokens, size) if tokens else {}
-    if not text or not runs(copied(reference), text):
+    if reference is None:
+        return
+    tokens = special_tokens(reference, size := words_of(reference))
+    texts = [x for x in special_texts(reference, tokens, size) if runs(copied(reference), x)]
+    if not texts:
         return
     model = _same_weights(model_class, reference, spec.eager, _config(spec, reference))
     try:
-        _compare_logits(reference, model, text, {})
+        for text in texts:
+            _compare_logits(reference, model, text, {})
     except ProofError as error:
         raise ProofError(
             f"the code of {spec.architecture} treats some tokens by themselves (of {_few(tokens)}), and "

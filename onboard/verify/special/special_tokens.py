@@ -14,27 +14,37 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.behaviour.code_numbers import code_of, constants_of, literals
-from onboard.analysis.tiny.tiny_config import KEPT_SIZES, tiny_config
-from onboard.analysis.tiny.tiny_model import VOCABULARY_SIZES, build_small
+from onboard.analysis.behaviour.thresholds import build_roomy, positions
+from onboard.analysis.tiny.tiny_config import KEPT_SIZES
+from onboard.analysis.tiny.tiny_model import VOCABULARY_SIZES
 from onboard.analysis.tiny.tiny_prompts import from_zero
+from onboard.errors import OnboardError
 
 _COMPARING = frozenset({"eq", "ne", "gt", "lt", "ge", "le", "isin", "where"})
 _MEDIA = re.compile(r"image|video|vision|visual|audio|speech|media")
 """Fields of what no text has."""
-_LEAST, _BETWEEN = 24, 12
-"""Tokens of a text, at least, and those before, between and behind the ones that are special."""
+_LENGTH, _BETWEEN = 96, 12
+"""Tokens of a text, at most, and those before, between and behind the ones that are special."""
 
 
-def with_vocabulary(config: PretrainedConfig) -> nn.Module:
-    """Return a small model with the vocabulary of the whole one."""
+def with_vocabulary(config: PretrainedConfig) -> nn.Module | None:
+    """Return a small model with the vocabulary of the whole one; None where its code makes none."""
     kept = KEPT_SIZES.get(type(config))
     KEPT_SIZES[type(config)] = (kept or frozenset()) | VOCABULARY_SIZES
     try:
-        return build_small(tiny_config(config))
+        return build_roomy(config)
+    except OnboardError:  # its sizes belong together
+        return None
     finally:
         KEPT_SIZES.pop(type(config))
         if kept is not None:
             KEPT_SIZES[type(config)] = kept
+
+
+def words_of(model: nn.Module) -> int:
+    """Return the size of a model's vocabulary, 0 where its config has none by a known name."""
+    found = (getattr(model.config, name, None) for name in VOCABULARY_SIZES)
+    return min((size for size in found if type(size) is int), default=0)
 
 
 def special_tokens(model: nn.Module, size: int) -> list[int]:
@@ -78,13 +88,15 @@ def _compared(model: nn.Module) -> Iterator[int]:
                 yield from literals(*args)
 
 
-def special_text(tokens: list[int], size: int, seed: int = 31) -> dict[str, Any]:
-    """Return a prompt [1, length] of random tokens with each of some tokens at a place of its own. One
-    text is enough, and the logits of a whole vocabulary are many.
+def special_texts(model: nn.Module, tokens: list[int], size: int) -> Iterator[dict[str, Any]]:
+    """Yield prompts [1, length] of random tokens, within a model's positions, with each of some tokens at
+    a place of its own in one of them. One row is enough, and the logits of a whole vocabulary are many.
     """
-    generator = torch.Generator().manual_seed(seed)
-    length = max(_LEAST, len(tokens) + _BETWEEN)
-    ids = torch.randint(size, (1, length), generator=generator)
-    places = torch.randperm(length - 2, generator=generator)[: len(tokens)] + 1
-    ids[0, places] = torch.tensor(tokens)
-    return from_zero({"input_ids": ids, "position_ids": torch.empty(0)})
+    generator = torch.Generator().manual_seed(31)
+    length = min(_LENGTH, positions(model.config))
+    room = max(1, length - _BETWEEN)
+    for part in (tokens[i : i + room] for i in range(0, len(tokens), room)):
+        ids = torch.randint(size, (1, length), generator=generator)
+        places = torch.randperm(length - 2, generator=generator)[: len(part)] + 1
+        ids[0, places] = torch.tensor(part)
+        yield from_zero({"input_ids": ids, "position_ids": torch.empty(0)})
