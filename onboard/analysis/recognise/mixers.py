@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import nn
 
 from onboard.analysis.recognise import REFUSED
 from onboard.analysis.recognise.bounds.scales import linear_variants
-from onboard.analysis.recognise.bounds.value_guards import clips_values, guarded
+from onboard.analysis.recognise.bounds.value_guards import guarded
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import HelperCall
 from onboard.ops.library import op_sources
@@ -54,8 +53,6 @@ def probe_scan(call: HelperCall) -> Finding | None:
         ]
         errors += wide_errors(form, call.function, call.arguments | empty, errors)
         if all(error < SAME for error in errors):
-            if clips_values(partial(call.function, **call.arguments)):
-                return None
             evidence = [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"]
             return Finding("scan", {"op": op} | ({"way": way} if way else {}), evidence)
     return None

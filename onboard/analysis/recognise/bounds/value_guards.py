@@ -21,13 +21,11 @@ _NAMES = _CLIPS | _LARGEST | _ASKS
 
 
 class Guards(TorchFunctionMode):
-    """Counts the calls of functions that act upon some values alone, and questions what those are;
-    `clips` are those that bound each by itself: a largest value also keeps exponentials small.
-    """
+    """Counts the calls of functions that act upon some values alone, and questions what those are."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = self.clips = 0
+        self.count = 0
 
     def __enter__(self) -> Guards:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -44,15 +42,7 @@ class Guards(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         asks_tensor = any(isinstance(each, torch.Tensor) for each in args)
         self.count += name in _NAMES and asks_tensor
-        self.clips += name in _CLIPS and asks_tensor
         return func(*args, **(kwargs or {}))
-
-
-def clips_values(run: Callable[[], Any]) -> bool:
-    """Whether something clips or rounds what tensors hold on its way."""
-    with Guards() as guards:
-        run()
-    return guards.clips > 0
 
 
 def guarded(run: Callable[[], Any]) -> tuple[Any, bool]:
